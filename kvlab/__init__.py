@@ -1,0 +1,22 @@
+"""kvlab: KV-cache layouts of LLM serving engines, as data; their commits, as Triton kernels; and how to see both."""
+
+from .backends import backend, describe_backend
+from .builders import head_major, page_major, token_major
+from .formats import MXFP8
+from .geometry import Geometry
+from .layout import Cell, Layout, Padding
+from .pool import KVPool
+
+__all__ = [
+    "MXFP8",
+    "Cell",
+    "Geometry",
+    "KVPool",
+    "Layout",
+    "Padding",
+    "backend",
+    "describe_backend",
+    "head_major",
+    "page_major",
+    "token_major",
+]

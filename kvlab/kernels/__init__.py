@@ -1,0 +1,6 @@
+"""The primitives as Triton kernels, one file each; :mod:`kvlab.reference` has the same functions in plain torch."""
+
+from .commit import commit_rows
+from .gather import gather_rows
+
+__all__ = ["commit_rows", "gather_rows"]

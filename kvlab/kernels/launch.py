@@ -1,0 +1,50 @@
+"""Every launch goes through here, so that a test, a widget or a bench can count what really ran."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_recorders: list[list[Launch]] = []
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: its name and its grid."""
+
+    kernel: str
+    grid: tuple[int, ...]
+
+    @property
+    def programs(self) -> int:
+        """Program instances of the grid."""
+        total = 1
+        for n in self.grid:
+            total *= n
+        return total
+
+
+def launch(kernel, grid: tuple[int, ...], *args, **meta) -> None:
+    """``kernel[grid](*args, **meta)``, noted in every open recorder; an empty grid launches nothing."""
+    if 0 in grid:
+        return
+    for recorder in _recorders:
+        recorder.append(Launch(kernel.fn.__name__, grid))
+    kernel[grid](*args, **meta)
+
+
+@contextmanager
+def record_launches():
+    """List the kernel launches of the block.
+
+    >>> with record_launches() as launches:     # doctest: +SKIP
+    ...     pool.commit(loc, k, v)
+    >>> len(launches)                           # doctest: +SKIP
+    1
+    """
+    launches: list[Launch] = []
+    _recorders.append(launches)
+    try:
+        yield launches
+    finally:
+        _recorders.remove(launches)

@@ -1,0 +1,77 @@
+"""The primitives in the plainest torch: the field formula, then one indexed read or write.
+
+This is what the operations mean. The kernels are tested against it byte for byte, and it serves where Triton is
+missing. It has the same functions as :mod:`kvlab.kernels`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .formats import INT_VIEW, cast
+
+
+def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_scale) -> None:
+    """Write the selected rows; parameters as :func:`kvlab.kernels.commit.commit_rows`."""
+    rows = written_rows(loc, commit_lens, row_mask, pool.layout.geometry.slots)
+    slots = loc.reshape(-1)[rows].long()
+    for name, source, scale in (("k", k, k_scale), ("v", v, v_scale)):
+        values = source[:, rows]
+        if values.dtype != pool.dtype or scale is not None:
+            values = values.float()
+            if scale is not None:
+                values = values / torch.as_tensor(scale, dtype=torch.float32, device=values.device)
+            values = cast(values, pool.dtype)
+        write_field(pool, name, first_layer, slots, values)
+
+
+def gather_rows(pool, first_layer: int, layers: int, loc, k_scale, v_scale):
+    """Read rows, zeros where the slot is not real; as :func:`kvlab.kernels.gather.gather_rows`."""
+    slots = loc.reshape(-1).long()
+    real = (slots >= 0) & (slots < pool.layout.geometry.slots)
+    out = []
+    for name, scale in (("k", k_scale), ("v", v_scale)):
+        values = read_field(pool, name, first_layer, layers, slots.where(real, 0)).view(pool.dtype)
+        if scale is not None:
+            values = values.float()
+            product = values * torch.as_tensor(scale, dtype=torch.float32, device=values.device)
+            values = torch.where(values.isnan(), values.new_tensor(float("nan")).copysign(values), product)
+        values.view(INT_VIEW[values.element_size()])[:, ~real] = 0
+        out.append(values)
+    return tuple(out)
+
+
+def written_rows(loc, commit_lens, row_mask, slots: int) -> torch.Tensor:
+    """Indices of the rows that a commit writes: accepted, not masked out, and with a real slot."""
+    written = (loc > 0) & (loc < slots)
+    if commit_lens is not None:
+        written &= torch.arange(loc.shape[1], device=loc.device) < commit_lens[:, None]
+    if row_mask is not None:
+        written &= row_mask
+    return written.reshape(-1).nonzero().squeeze(1)
+
+
+def write_field(pool, name: str, first_layer: int, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """``field[first_layer + l, slots[r]] = values[l, r]`` for values ``(layers, rows, heads, dims)``."""
+    field = pool.layout.fields[name]
+    bits = values.contiguous().view(INT_VIEW[field.item])
+    for layer, rows in enumerate(bits, start=first_layer):
+        index = _items(field, layer, slots)
+        pool.buffers[field.buffer_of(layer)].view(bits.dtype)[index] = rows
+
+
+def read_field(pool, name: str, first_layer: int, layers: int, slots: torch.Tensor) -> torch.Tensor:
+    """``field[first_layer + l, slots[r]]`` as integers of the item's width, ``(layers, rows, heads, dims)``."""
+    field = pool.layout.fields[name]
+    dtype = INT_VIEW[field.item]
+    each = []
+    for layer in range(first_layer, first_layer + layers):
+        each.append(pool.buffers[field.buffer_of(layer)].view(dtype)[_items(field, layer, slots)])
+    return torch.stack(each)
+
+
+def _items(field, layer: int, slots: torch.Tensor) -> torch.Tensor:
+    """Item index in the layer's buffer of every (row, head, dim)."""
+    head = torch.arange(field.extents["head"], device=slots.device)[None, :, None]
+    dim = torch.arange(field.extents["dim"], device=slots.device)[None, None, :]
+    return field.byte(layer, slots[:, None, None], head, dim) // field.item
