@@ -1,0 +1,1 @@
+"""Tests of kvlab, one file for each of its files."""
