@@ -72,7 +72,7 @@ def adopt_tensors(k_tensors, v_tensors, k_scales, v_scales, head_major: bool, pa
         axes.insert(0, Axis("layer", 0, many, layer_stride))
         fields[name] = Field(name, buffer, offset, item, extents(geometry, dims), tuple(axes))
     layout = Layout("adopted", geometry, fmt, fields, {n: b.numel() for n, b in buffers.items()})
-    _no_shared_bytes(layout)
+    _no_shared_bytes(layout, buffers)
     return layout, buffers
 
 
@@ -163,6 +163,7 @@ def _places(tensors) -> tuple[dict[str, torch.Tensor], dict[str, tuple]]:
     for name, layers in tensors.items():
         for x in layers:
             storages.setdefault(x.untyped_storage().data_ptr(), set()).add(name)
+    shared = [key for key, users in storages.items() if len(users) > 1]
     buffers, places = {}, {}
     for name, layers in tensors.items():
         item = layers[0].element_size()
@@ -170,8 +171,9 @@ def _places(tensors) -> tuple[dict[str, torch.Tensor], dict[str, tuple]]:
         keys = [x.untyped_storage().data_ptr() for x in layers]
         steps = {b - a for a, b in pairwise(offsets)} or {0}
         if len(set(keys)) == 1 and len(steps) == 1 and (len(layers) == 1 or min(steps) > 0):
-            buffer = "raw" if len(storages[keys[0]]) > 1 else name
-            buffers[buffer] = _bytes_of(layers[0])
+            buffer = name if keys[0] not in shared else "raw" if len(shared) == 1 else f"raw{shared.index(keys[0])}"
+            whole = _bytes_of(layers[0])
+            buffers[buffer] = whole[: len(whole) // item * item]  # so that it can be viewed as items
             places[name] = (buffer, offsets[0], steps.pop())
             continue
         own = tuple(f"{name}.{i}" for i in range(len(layers)))
@@ -187,20 +189,26 @@ def _bytes_of(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
 
 
-def _no_shared_bytes(layout: Layout) -> None:
-    """ValueError where two fields share a byte: a commit of one would overwrite the other.
+def _no_shared_bytes(layout: Layout, buffers: dict[str, torch.Tensor]) -> None:
+    """ValueError where two fields, or two layers of one, share a byte: a commit of one would overwrite the other.
 
-    Looks at the first and last slot of every layer; fields that interleave do so in every slot, and of two ranges
-    that cross, one begins or ends inside the other.
+    Compares addresses, since one memory can lie behind two buffers. Looks at the first and last slot of every layer;
+    fields that interleave do so in every slot, and of two ranges that cross, one begins or ends inside the other.
     """
     g = layout.geometry
+    parts = []
     for name, f in layout.fields.items():
-        layer = np.arange(g.layers)[:, None, None, None]
-        slot = np.array([0, g.slots - 1])[None, :, None, None]
-        head = np.arange(g.heads)[None, None, :, None]
-        byte = f.byte(layer, slot, head, np.arange(f.extents["dim"])[None, None, None, :]).reshape(-1)
-        for other in layout.fields.values():
-            if other.name == name or other.buffer != f.buffer:
-                continue
-            if other.invert(byte)[1].any():
-                raise ValueError(f"adopt: {name} and {other.name} share bytes; each field needs memory of its own")
+        for buffer in (f.buffer,) if isinstance(f.buffer, str) else f.buffer:
+            start = buffers[buffer].data_ptr()
+            parts.append((name if isinstance(f.buffer, str) else buffer, f, start, start + f.reach))
+    slot = np.array([0, g.slots - 1])[None, :, None, None]
+    head = np.arange(g.heads)[None, None, :, None]
+    for i, (name, f, start, end) in enumerate(parts):
+        near = [p for j, p in enumerate(parts) if j != i and p[2] < end and start < p[3]]
+        if not near:
+            continue
+        layer = np.arange(f.modes["layer"][0][0])[:, None, None, None]
+        address = start + f.byte(layer, slot, head, np.arange(f.extents["dim"])).reshape(-1)
+        for other_name, other, other_start, _ in near:
+            if other.invert(address - other_start)[1].any():
+                raise ValueError(f"adopt: {name} and {other_name} share bytes; each field needs memory of its own")

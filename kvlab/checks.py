@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .formats import FP8_MAX, MXFP8, PLAIN, format_name
+from .formats import BLOCK, FP8_MAX, MXFP8, PLAIN, format_name
 
 
 def layer_range(layer, layers: int) -> tuple[int, int]:
@@ -90,6 +90,49 @@ def row_mask_2d(row_mask, loc: torch.Tensor, given_shape: tuple[int, ...]) -> to
     return row_mask.view(loc.shape) if row_mask.dim() == 1 else row_mask
 
 
+def commit_scales(fmt, geometry, device, layer, layers: int, k, v, rows: int, k_scale, v_scale):
+    """What goes with the rows: divisors of a plain FP8 pool, UE8M0 bytes ``(layers, rows, heads, dim/32)``, or None."""
+    if not isinstance(fmt, MXFP8):
+        return tuple(
+            plain_scale(fmt, name, scale, k.dtype, device)
+            for name, scale in (("k_scale", k_scale), ("v_scale", v_scale))
+        )
+    if (k_scale is None) != (v_scale is None):
+        missing = "k_scale" if k_scale is None else "v_scale"
+        raise ValueError(f"{missing} is None, but the other scale is given; E4M3 rows carry scales for both K and V")
+    if k.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn):
+        raise TypeError(
+            f"k is {k.dtype}; an MXFP8 pool takes bf16, fp16 or fp32 rows, or float8_e4m3fn rows with scales"
+        )
+    if k_scale is None:
+        if k.dtype == torch.float8_e4m3fn:
+            raise ValueError(
+                "k is float8_e4m3fn, but k_scale and v_scale are None: E4M3 rows mean nothing without their UE8M0 "
+                "scales; give them, or commit bf16, fp16 or fp32 rows, which are quantised on the way"
+            )
+        return None, None
+    if k.dtype != torch.float8_e4m3fn:
+        raise ValueError(
+            f"k_scale is given, but k is {k.dtype}; such rows are quantised in the commit, which makes the scales"
+        )
+    out = []
+    for name, scale, dim in (("k_scale", k_scale, geometry.head_dim), ("v_scale", v_scale, geometry.v_head_dim)):
+        if not isinstance(scale, torch.Tensor) or scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+            have = scale.dtype if isinstance(scale, torch.Tensor) else type(scale).__name__
+            raise TypeError(f"{name} is {have}; UE8M0 scales are a uint8 or float8_e8m0fnu tensor")
+        want = (rows, geometry.heads, dim // BLOCK)
+        want = want if layer is not None else (layers, *want)
+        if tuple(scale.shape) != want:
+            raise ValueError(
+                f"{name} has shape {tuple(scale.shape)}; legal is one byte per 32 elements of a row, {want}. Scales that are "
+                "interleaved already belong to whole pages, not to rows: adopt them, or copy the pages"
+            )
+        same_device(name, scale, device)
+        scale = scale.view(torch.uint8)
+        out.append(scale if layer is None else scale[None])
+    return tuple(out)
+
+
 def plain_scale(fmt, name: str, scale, source: torch.dtype, device):
     """The divisor of a plain FP8 commit, or None where rows are moved as they are."""
     if scale is None:
@@ -145,8 +188,3 @@ def selected(loc: torch.Tensor, commit_lens, row_mask) -> torch.Tensor:
     if commit_lens is not None:
         chosen &= torch.arange(loc.shape[1], device=loc.device) < commit_lens[:, None]
     return chosen if row_mask is None else chosen & row_mask
-
-
-def is_mx(fmt) -> bool:
-    """Whether a format stores block scales."""
-    return isinstance(fmt, MXFP8)

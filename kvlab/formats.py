@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-# OCP Microscaling Formats (MX) v1.0, section 5: block size 32, scale format E8M0 (bias 127, 255 is NaN).
+# OCP Microscaling Formats (MX) v1.0, sections 5.2 and 5.4.1: block size 32, scale format E8M0.
 BLOCK = 32
+E4M3_MAX = 448.0
+E4M3_EMAX = 8  # exponent of 256, the largest power of two of E4M3 (section 6.3)
 E8M0_BIAS = 127
 E8M0_NAN = 255
 
@@ -34,7 +36,7 @@ class MXFP8:
         Where the scale bytes lie: beside each other per head, or in the 128x4 tile that block-scaled tensor-core
         kernels read (needs page_size to be a multiple of 128).
     rounding : "rceil", "floor" or "even"
-        How a block's amax becomes a power of two; see :func:`kvlab.mx.quantize`.
+        How a block's amax becomes a power of two; see :func:`quantize`.
     """
 
     scales: str = "flat"
@@ -97,7 +99,7 @@ def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     the dtype's canonical quiet NaN with its sign kept, so that all backends store the same bytes.
     """
     if dtype == torch.float32:
-        return x
+        return torch.where(x.isnan(), x.new_tensor(float("nan")).copysign(x), x)
     limit = FP8_MAX.get(dtype)
     bits = (x if limit is None else x.clamp(-limit, limit)).to(dtype).view(INT_VIEW[dtype.itemsize])
     quiet = torch.where(torch.signbit(x), _NEGATIVE_NAN[dtype], _NAN[dtype]).to(bits.dtype)
@@ -111,3 +113,60 @@ _NAN = {
     torch.float8_e5m2: 0x7E,
 }
 _NEGATIVE_NAN = {dtype: code - 0x8000 if dtype.itemsize == 2 else code + 0x80 for dtype, code in _NAN.items()}
+
+
+def quantize(x: torch.Tensor, rounding: str = "rceil") -> tuple[torch.Tensor, torch.Tensor]:
+    """MXFP8 of rows: what a commit into an MXFP8 pool stores.
+
+    Parameters
+    ----------
+    x : tensor ``(..., dim)``, dim a multiple of 32; bf16, fp16 or fp32
+    rounding : "rceil", "floor" or "even"
+        How the largest magnitude of a block, amax, becomes its scale 2^(byte - 127).
+        "rceil": amax/448 rounded up to a power of two, so that nothing saturates (cuBLAS' 1D block quantization; what
+        Blackwell's converter, sglang and FlashInfer store). "floor": 2^(floor(log2 amax) - 8), OCP MX v1.0 section
+        6.3; amax between 448 and 512 saturates. "even": amax's mantissa rounded to 3 bits first, then as "floor".
+
+    Returns
+    -------
+    payload : float8_e4m3fn ``(..., dim)``
+        Rounded to nearest even, saturated at +-448.
+    scales : uint8 ``(..., dim/32)``
+        UE8M0 bytes. A block with a NaN or an infinity gets 255, and NaN in every element.
+
+    Notes
+    -----
+    Byte 0 (amax up to about 2^-118) follows TransformerEngine and torchao, so that the bytes agree with theirs: its
+    elements are divided by 1 (rceil: they become 0) or by 2^-126 (floor, even: they read back halved).
+    """
+    blocks = x.float().unflatten(-1, (-1, BLOCK))
+    bits = blocks.abs().amax(-1).contiguous().view(torch.int32)
+    if rounding == "rceil":
+        descale = (bits.view(torch.float32) * (1.0 / E4M3_MAX)).view(torch.int32)
+        exponent = descale >> 23
+        # up to a power of two by the bits; 0x400000 is 2^-127, below which fp32 has no normal numbers
+        above = torch.where(exponent > 0, (descale & 0x7FFFFF) > 0, descale > 0x400000)
+        byte = exponent + above
+    else:
+        rounded = bits + (1 << 19) if rounding == "even" else bits
+        byte = ((rounded >> 23) - E4M3_EMAX).clamp(min=0)
+    bad = bits >= 0x7F800000
+    byte = byte.where(~bad, E8M0_NAN)
+    smallest = E8M0_BIAS if rounding == "rceil" else 253
+    factor = (torch.where(byte == 0, smallest, 254 - byte) << 23).view(torch.float32)
+    payload = cast(blocks * factor[..., None], torch.float8_e4m3fn)
+    payload = payload.view(torch.uint8).where(~bad[..., None], 0x7F).view(torch.float8_e4m3fn)
+    return payload.flatten(-2), byte.to(torch.uint8)
+
+
+def dequantize(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Payload times its block scale, in fp32, exact: ``(..., dim)`` E4M3 and ``(..., dim/32)`` uint8 UE8M0.
+
+    The inverse of :func:`quantize` up to rounding. Scale 255 gives NaN for its 32 elements.
+    """
+    byte = scales.int()[..., None]
+    power = torch.where(byte == 0, 0x400000, byte << 23).view(torch.float32)  # 0x400000 is 2^-127
+    number = payload.float().unflatten(-1, (-1, BLOCK))
+    nan = number.new_tensor(float("nan"))
+    value = torch.where(number.isnan(), nan.copysign(number), number * power)
+    return torch.where(byte == E8M0_NAN, nan, value).flatten(-2)

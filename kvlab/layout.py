@@ -93,7 +93,8 @@ class Layout:
         f = self._field(field)
         for name, x in zip(COORDINATES, (layer, head, slot, dim), strict=True):
             _check_range(f"locate: {name}", x, f.extents[name])
-        byte = f.byte(layer, slot, head, dim)
+        # numpy would keep an array's own width: an int32 slot times its stride wraps beyond 2 GiB
+        byte = f.byte(*(np.asarray(x, dtype=np.int64) if np.ndim(x) else int(x) for x in (layer, slot, head, dim)))
         if isinstance(f.buffer, str):
             return f.buffer, byte
         return (f.buffer[layer] if np.ndim(layer) == 0 else np.asarray(f.buffer)[layer]), byte

@@ -8,7 +8,7 @@ import torch
 
 from . import checks
 from .backends import default_device, operations
-from .formats import payload_dtype
+from .formats import MXFP8, format_name, payload_dtype
 from .layout import Layout
 
 
@@ -88,8 +88,10 @@ class KVPool:
             Prefix-valid: of block b only the first ``commit_lens[b]`` rows are written, 0 … W.
         row_mask : bool tensor of loc's shape or ``(N,)``, optional
             Rows that are False are skipped.
-        k_scale, v_scale : float or 0-d tensor, optional
-            Plain FP8 pools: rows are divided by it in fp32, saturated, then rounded.
+        k_scale, v_scale : optional
+            Plain FP8 pools: float or 0-d tensor; rows are divided by it in fp32, saturated, then rounded. Rows that
+            are FP8 already are moved as they are. MXFP8 pools: UE8M0 scales of E4M3 rows, uint8 or float8_e8m0fnu
+            ``(N, heads, dim/32)``; without them bf16, fp16 or fp32 rows are quantised in the commit.
         check : bool
             False skips the checks that read values (they sync a GPU); out-of-range slots are then skipped by the
             kernel, and two rows for one slot race.
@@ -112,8 +114,9 @@ class KVPool:
             checks.commit_lens_ok(commit_lens, loc, given.dim(), check)
         if row_mask is not None:
             row_mask = checks.row_mask_2d(row_mask, loc, tuple(given.shape))
-        k_scale = checks.plain_scale(self.layout.format, "k_scale", k_scale, k.dtype, self.device)
-        v_scale = checks.plain_scale(self.layout.format, "v_scale", v_scale, v.dtype, self.device)
+        k_scale, v_scale = checks.commit_scales(
+            self.layout.format, g, self.device, layer, layers, k, v, loc.numel(), k_scale, v_scale
+        )
         if check:
             chosen = checks.selected(loc, commit_lens, row_mask)
             checks.slots_in_range("loc", loc, chosen, g.slots)
@@ -129,7 +132,8 @@ class KVPool:
             Negative slots (padding) read as zeros; slot 0 is read like any other.
         layer : int, object with ``.layer_id``, or None for all
         dequantize : bool
-            False gives the stored payload, whatever the scales.
+            MXFP8 pools: True multiplies each block by its scale; False gives the stored E4M3 payload
+            (:meth:`gather_scales` has the scales).
         k_scale, v_scale : float or 0-d tensor, optional
             Plain FP8 pools: multiplied back in fp32.
 
@@ -143,15 +147,32 @@ class KVPool:
         IndexError
             A slot at or beyond ``slots``.
         """
+        fmt = self.layout.format
+        scaled = dequantize and isinstance(fmt, MXFP8)
+        if isinstance(fmt, MXFP8) and (k_scale is not None or v_scale is not None):
+            raise ValueError("k_scale and v_scale: an MXFP8 pool reads its own scales; leave them out")
+        factors = [
+            checks.plain_scale(fmt, name, scale, None, self.device) if dequantize else None
+            for name, scale in (("k_scale", k_scale), ("v_scale", v_scale))
+        ]
+        return self._gather(("k", "v"), loc, layer, *factors, scaled)
+
+    def gather_scales(self, loc, *, layer=None):
+        """The UE8M0 scales of rows, uint8 ``(N, heads, dim/32)`` for K and V, whatever their placement in the pool.
+
+        With ``gather(loc, dequantize=False)`` this is what a commit of E4M3 rows takes. ValueError where the format has
+        no scales; else as :meth:`gather`.
+        """
+        if "k_scale" not in self.layout.fields:
+            raise ValueError(f"gather_scales: a {format_name(self.layout.format)} pool has no scales")
+        return self._gather(("k_scale", "v_scale"), loc, layer, None, None, False)
+
+    def _gather(self, fields, loc, layer, k_scale, v_scale, dequantize: bool):
         g = self.layout.geometry
         first, layers = checks.layer_range(layer, g.layers)
         loc = checks.slots_2d("loc", loc, self.device)
         checks.slots_in_range("loc", loc, loc >= 0, g.slots)
-        scales = []
-        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-            scale = checks.plain_scale(self.layout.format, name, scale, None, self.device)
-            scales.append(scale if dequantize else None)
-        k, v = operations(self.device).gather_rows(self, first, layers, loc, *scales)
+        k, v = operations(self.device).gather_rows(self, fields, first, layers, loc, k_scale, v_scale, dequantize)
         return (k, v) if layer is None else (k[0], v[0])
 
     # ------------------------------------------------------------------------------------- engine-compatible names
@@ -180,6 +201,16 @@ class KVPool:
     def get_kv_buffer(self, layer) -> tuple[torch.Tensor, torch.Tensor]:
         """``(get_key_buffer(layer), get_value_buffer(layer))``."""
         return self.get_key_buffer(layer), self.get_value_buffer(layer)
+
+    def get_kv_scale_buffer(self, layer) -> tuple[torch.Tensor, torch.Tensor]:
+        """UE8M0 scales of K and V of one layer, zero-copy uint8 views.
+
+        Flat: as :meth:`get_key_buffer` with blocks for head_dim. Interleaved: ``(pages, heads, 32, 4, 4)`` for pages of
+        one tile, ``(pages, heads, chunks, tiles, 32, 4, 4)`` for larger ones. Raises ValueError where there are none.
+        """
+        if "k_scale" not in self.layout.fields:
+            raise ValueError(f"get_kv_scale_buffer: a {format_name(self.layout.format)} pool has no scales")
+        return self.view("k_scale", layer), self.view("v_scale", layer)
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
         """Bytes of K and of V, each with its scales; padding that belongs to neither is left out."""

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import torch
 
-from .formats import INT_VIEW, cast
+from . import formats
+from .formats import INT_VIEW, MXFP8, cast, quantize
 
 
 def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_scale) -> None:
     """Write the selected rows; parameters as :func:`kvlab.kernels.commit.commit_rows`."""
+    fmt = pool.layout.format
     rows = written_rows(loc, commit_lens, row_mask, pool.layout.geometry.slots)
     slots = loc.reshape(-1)[rows].long()
     for name, source, scale in (("k", k, k_scale), ("v", v, v_scale)):
         values = source[:, rows]
-        if values.dtype != pool.dtype or scale is not None:
+        if isinstance(fmt, MXFP8):
+            values, scales = quantize(values, fmt.rounding) if scale is None else (values, scale[:, rows])
+            write_field(pool, f"{name}_scale", first_layer, slots, scales)
+        elif values.dtype != pool.dtype:
             values = values.float()
             if scale is not None:
                 values = values / torch.as_tensor(scale, dtype=torch.float32, device=values.device)
@@ -25,13 +30,18 @@ def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_
         write_field(pool, name, first_layer, slots, values)
 
 
-def gather_rows(pool, first_layer: int, layers: int, loc, k_scale, v_scale):
+def gather_rows(pool, fields, first_layer: int, layers: int, loc, k_scale, v_scale, dequantize: bool):
     """Read rows, zeros where the slot is not real; as :func:`kvlab.kernels.gather.gather_rows`."""
     slots = loc.reshape(-1).long()
     real = (slots >= 0) & (slots < pool.layout.geometry.slots)
     out = []
-    for name, scale in (("k", k_scale), ("v", v_scale)):
-        values = read_field(pool, name, first_layer, layers, slots.where(real, 0)).view(pool.dtype)
+    for name, scale in zip(fields, (k_scale, v_scale), strict=True):
+        values = read_field(pool, name, first_layer, layers, slots.where(real, 0))
+        if not name.endswith("_scale"):
+            values = values.view(pool.dtype)
+        if dequantize:
+            scales = read_field(pool, f"{name}_scale", first_layer, layers, slots.where(real, 0))
+            values = formats.dequantize(values, scales)
         if scale is not None:
             values = values.float()
             product = values * torch.as_tensor(scale, dtype=torch.float32, device=values.device)

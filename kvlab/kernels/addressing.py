@@ -53,6 +53,11 @@ class Cells:
     sizes: tuple
     vector: int
 
+    @property
+    def word(self) -> int:
+        """Neighbours in dim, at most 4, that lie side by side at a multiple of their number."""
+        return gcd(4, self.vector, self.sizes[2][0]) if self.args[4][0] == 1 else 1
+
 
 def cells_of(field: Field, buffers: dict[str, torch.Tensor]) -> Cells:
     """Describe a field to the kernels.

@@ -2,7 +2,8 @@
 
 Triton's own casts can't be trusted for that. Hardware before sm_89 has no E4M3 conversion, and the interpreter of
 Triton 3.9 truncates fp32 -> bf16, rounds ties of fp32 -> e4m3 away from even, and decodes E4M3's NaN as 480.
-Everything here is integer arithmetic on uint32, but for one exact multiplication by a power of two.
+Everything here is integer arithmetic on uint32, but for one exact multiplication by a power of two and one addition
+that IEEE 754 rounds for us.
 """
 
 import triton
@@ -47,7 +48,8 @@ def encode(bits, KIND: tl.constexpr):
     torch does. A NaN becomes the canonical quiet NaN of KIND with its sign kept.
     """
     if KIND == "float32":
-        return bits.to(tl.int32, bitcast=True)
+        quiet = ((bits >> 31) << 31) | 0x7FC00000
+        return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, quiet, bits).to(tl.int32, bitcast=True)
     elif KIND == "bfloat16":
         return _narrow(bits, 15, 7, 127, 0x7F80, 0x7FC0).to(tl.int16)
     elif KIND == "float16":
@@ -68,18 +70,20 @@ def _narrow(
     LARGEST: tl.constexpr,
     NAN: tl.constexpr,
 ):
-    """Round fp32 bits to a float of MANTISSA bits: ``((exponent-1) << MANTISSA) + rounded mantissa``, so that a carry
-    out of the mantissa moves to the next exponent by itself, and subnormals need no case of their own."""
+    """Round fp32 bits to a float with MANTISSA bits of mantissa and this exponent BIAS."""
+    DROP: tl.constexpr = 23 - MANTISSA
     magnitude = bits & 0x7FFFFFFF
-    exponent = (magnitude >> 23).to(tl.int32)
-    mantissa = (magnitude & 0x7FFFFF) | tl.where(exponent > 0, 0x800000, 0).to(tl.uint32)
-    target = tl.maximum(exponent, 1) - 127 + BIAS
-    drop = tl.minimum(23 - MANTISSA + tl.maximum(1 - target, 0), 25).to(tl.uint32)
-    kept = mantissa >> drop
-    half = tl.full(bits.shape, 1, tl.uint32) << (drop - 1)
-    rest = mantissa & (2 * half - 1)
-    up = (rest > half) | ((rest == half) & ((kept & 1) == 1))
-    code = ((tl.maximum(target, 1) - 1).to(tl.uint32) << MANTISSA) + kept + up.to(tl.uint32)
+    # Move the exponent to the new bias and add just under half a unit, or half where the kept part is odd; a carry
+    # out of the mantissa moves to the next exponent by itself.
+    odd = (magnitude >> DROP) & 1
+    code = (magnitude - ((127 - BIAS) << 23) + ((1 << (DROP - 1)) - 1) + odd) >> DROP
+    if BIAS != 127:
+        # Below the smallest normal number the unit is fixed: adding a float whose last bit is worth that unit rounds
+        # to nearest even, in hardware and in numpy alike.
+        MAGIC: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
+        MAGIC_BITS: tl.constexpr = (151 - BIAS - MANTISSA) << 23
+        subnormal = (magnitude.to(tl.float32, bitcast=True) + MAGIC).to(tl.uint32, bitcast=True) - MAGIC_BITS
+        code = tl.where(magnitude < ((128 - BIAS) << 23), subnormal, code)
     code = tl.minimum(code, LARGEST)
     code = tl.where(magnitude > 0x7F800000, NAN, code)
     return code | ((bits >> 31) << SIGN)

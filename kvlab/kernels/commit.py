@@ -1,4 +1,4 @@
-"""commit: dense rows -> pool, for every layout. K and V, all layers, masks and casts in one launch."""
+"""commit: dense rows -> pool, for every layout and format. K and V, scales, all layers and masks in one launch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..formats import INT_VIEW
-from .addressing import column_offsets, row_offsets, wide
-from .casts import decode, encode
+from ..formats import INT_VIEW, MXFP8
+from .addressing import wide
 from .launch import launch
+from .rows import move_scales, quantize_rows, store_rows
 from .tiles import tile_of
 
 
@@ -34,87 +34,52 @@ def selected(row, rows, loc, lens, mask, slots, HAS_LENS: tl.constexpr, HAS_MASK
 
 
 @triton.jit
-def store_rows(
-    source,
-    cells,
-    scale,
-    row,
-    slot,
-    written,
-    source_layer,
-    layer,
-    SIZES: tl.constexpr,
-    VECTORS: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SOURCE: tl.constexpr,
-    TARGET: tl.constexpr,
-    SCALED: tl.constexpr,
-):
-    """``field[layer, slot[r]] = cast(source[source_layer, row[r]] / scale)`` for every written row r."""
-    from_row = tl.multiple_of(source_layer * source[1] + row.to(tl.int64) * source[2], [VECTORS[0]])
-    to_row = row_offsets(cells, SIZES, VECTORS[1], layer, slot)
-    for first in range(0, HEADS * DIM, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
-        moved = written[:, None] & (column < HEADS * DIM)[None, :]
-        head = tl.multiple_of((column // DIM).to(tl.int64) * source[3], [VECTORS[0]])
-        from_column = head + (column % DIM) * source[4]
-        values = tl.load(source[0] + from_row[:, None] + from_column[None, :], mask=moved)
-        if SOURCE != TARGET or SCALED != "no":
-            bits = decode(values, SOURCE)
-            if SCALED != "no":
-                divisor = tl.load(scale) if SCALED == "pointer" else scale
-                bits = tl.div_rn(bits.to(tl.float32, bitcast=True), divisor.to(tl.float32)).to(tl.uint32, bitcast=True)
-            values = encode(bits, TARGET)
-        to_column = column_offsets(cells, SIZES, VECTORS[1], column, DIM)
-        tl.store(cells[0] + to_row[:, None] + to_column[None, :], values, mask=moved)
-
-
-@triton.jit
 def commit_kernel(
     loc,
     lens,
     mask,
-    k_source,
-    v_source,
-    k_cells,
-    v_cells,
-    k_scale,
-    v_scale,
+    sources,
+    cells,
+    divisors,
     rows,
     slots,
     first_layer,
-    K_SIZES: tl.constexpr,
-    V_SIZES: tl.constexpr,
-    K_VECTORS: tl.constexpr,
-    V_VECTORS: tl.constexpr,
+    SIZES: tl.constexpr,
+    VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
     SOURCE: tl.constexpr,
     TARGET: tl.constexpr,
-    K_SCALED: tl.constexpr,
-    V_SCALED: tl.constexpr,
+    SCALED: tl.constexpr,
+    QUANTIZE: tl.constexpr,
     HAS_LENS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Grid (blocks of ROWS rows, layers). Per program: the K rows, then the V rows, of ROWS source rows of a layer.
+    """Grid (blocks of ROWS rows, layers). A program commits ROWS rows of one layer: K, V, and their scales.
 
-    k[first_layer + y, loc[r]] = k_source[y, r] and the same for V, for every selected row r. Reads no host value and
-    syncs nothing, so a CUDA graph can hold it. Two written rows must not share a slot.
+    ``field[first_layer + y, loc[r]] = source[y, r]`` for every field and every selected row r. ``sources``, ``cells``,
+    SIZES and VECTORS hold K, V, K scale, V scale, as many as the format has; QUANTIZE is the rounding of an MXFP8
+    pool whose scales are made here, else "no". Reads no host value and syncs nothing, so a CUDA graph can hold it.
+    Two written rows must not share a slot.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     layer = tl.program_id(1).to(tl.int64)
     slot, written = selected(row, rows, loc, lens, mask, slots, HAS_LENS, HAS_MASK)
-    # fmt: off
-    store_rows(k_source, k_cells, k_scale, row, slot, written, layer, first_layer + layer,
-               K_SIZES, K_VECTORS, HEADS, K_DIM, COLUMNS, SOURCE, TARGET, K_SCALED)
-    store_rows(v_source, v_cells, v_scale, row, slot, written, layer, first_layer + layer,
-               V_SIZES, V_VECTORS, HEADS, V_DIM, COLUMNS, SOURCE, TARGET, V_SCALED)
-    # fmt: on
+    for i in tl.static_range(2):
+        # fmt: off
+        if QUANTIZE != "no":
+            quantize_rows(sources[i], cells[i], cells[i + 2], row, slot, written, layer, first_layer + layer,
+                          SIZES[i], VECTORS[i], SIZES[i + 2], VECTORS[i + 2],
+                          HEADS, DIMS[i], ROWS, COLUMNS, SOURCE, QUANTIZE)
+        else:
+            store_rows(sources[i], cells[i], divisors[i], row, slot, written, layer, first_layer + layer,
+                       SIZES[i], VECTORS[i], HEADS, DIMS[i], COLUMNS, SOURCE, TARGET, SCALED[i])
+            if len(cells) == 4:
+                move_scales(sources[i + 2], cells[i + 2], row, slot, written, layer, first_layer + layer,
+                            SIZES[i + 2], VECTORS[i + 2], HEADS, DIMS[i] // 32, ROWS, COLUMNS // 32)
+        # fmt: on
 
 
 def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_scale) -> None:
@@ -129,41 +94,40 @@ def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_
     k, v : tensors ``(layers, B*W, heads, dim)``, any strides
     commit_lens : int tensor ``(B,)`` or None
     row_mask : bool tensor ``(B, W)`` or None
-    k_scale, v_scale : float, 0-d tensor or None
+    k_scale, v_scale : float, 0-d tensor or None; for E4M3 rows of an MXFP8 pool
+        uint8 tensors ``(layers, B*W, heads, dim/32)``
     """
-    g = pool.layout.geometry
+    layout = pool.layout
+    g, fmt = layout.geometry, layout.format
+    quantize = fmt.rounding if isinstance(fmt, MXFP8) and k_scale is None else "no"
+    given_scales = isinstance(fmt, MXFP8) and k_scale is not None
+    divisors = (None, None) if given_scales else (k_scale, v_scale)
+    sources = [rows_of(x) for x in ((k, v, k_scale, v_scale) if given_scales else (k, v))]
+    cells = [pool.cells(name) for name in layout.fields]
+    vectors = [1 if quantize != "no" and i > 1 else sources[i][1] for i in range(len(cells))]
     rows, layers = loc.numel(), k.shape[0]
-    source, target = _kind(k.dtype), _kind(pool.dtype)
-    k_cells, v_cells = pool.cells("k"), pool.cells("v")
-    k_rows, k_vector = rows_of(k)
-    v_rows, v_vector = rows_of(v)
-    tile_rows, columns, warps = tile_of(rows, g.heads * max(g.head_dim, g.v_head_dim), k.element_size(), k.device)
+    widest = g.heads * max(g.head_dim, g.v_head_dim)
+    tile_rows, columns, warps = tile_of(rows, widest, k.element_size(), k.device)
     launch(
         commit_kernel,
         (triton.cdiv(rows, tile_rows), layers),
         (loc, *loc.stride(), loc.shape[1]),
         (commit_lens, commit_lens.stride(0)) if commit_lens is not None else (loc, 0),
         (row_mask.view(torch.uint8), *row_mask.stride()) if row_mask is not None else (loc, 0, 0),
-        k_rows,
-        v_rows,
-        k_cells.args,
-        v_cells.args,
-        1.0 if k_scale is None else k_scale,
-        1.0 if v_scale is None else v_scale,
+        tuple(s for s, _ in sources),
+        tuple(c.args for c in cells),
+        tuple(1.0 if d is None else d for d in divisors),
         rows,
         g.slots,
         first_layer,
-        K_SIZES=k_cells.sizes,
-        V_SIZES=v_cells.sizes,
-        K_VECTORS=(k_vector, k_cells.vector),
-        V_VECTORS=(v_vector, v_cells.vector),
+        SIZES=tuple(c.sizes for c in cells),
+        VECTORS=tuple((vector, c.vector, c.word) for vector, c in zip(vectors, cells, strict=True)),
         HEADS=g.heads,
-        K_DIM=g.head_dim,
-        V_DIM=g.v_head_dim,
-        SOURCE=source,
-        TARGET=target,
-        K_SCALED=_scaled(k_scale),
-        V_SCALED=_scaled(v_scale),
+        DIMS=(g.head_dim, g.v_head_dim),
+        SOURCE=kind(k.dtype),
+        TARGET=kind(pool.dtype),
+        SCALED=tuple(scaled(d) for d in divisors),
+        QUANTIZE=quantize,
         HAS_LENS=commit_lens is not None,
         HAS_MASK=row_mask is not None,
         ROWS=tile_rows,
@@ -179,9 +143,11 @@ def rows_of(x: torch.Tensor) -> tuple[tuple, int]:
     return (x.view(INT_VIEW[item]), *x.stride()), vector
 
 
-def _kind(dtype: torch.dtype) -> str:
+def kind(dtype: torch.dtype) -> str:
+    """A dtype's name, as the kernels' constexprs spell it."""
     return str(dtype).removeprefix("torch.")
 
 
-def _scaled(scale) -> str:
+def scaled(scale) -> str:
+    """How a kernel gets a plain FP8 scale: "no", a "number", or a "pointer" that saves the host a sync."""
     return "no" if scale is None else "pointer" if isinstance(scale, torch.Tensor) else "number"
