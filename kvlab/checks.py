@@ -124,8 +124,8 @@ def commit_scales(fmt, geometry, device, layer, layers: int, k, v, rows: int, k_
         want = want if layer is not None else (layers, *want)
         if tuple(scale.shape) != want:
             raise ValueError(
-                f"{name} has shape {tuple(scale.shape)}; legal is one byte per 32 elements of a row, {want}. Scales that are "
-                "interleaved already belong to whole pages, not to rows: adopt them, or copy the pages"
+                f"{name} has shape {tuple(scale.shape)}; legal is one byte per 32 elements of a row, {want}. "
+                "Interleaved scales belong to whole pages, not to rows: adopt them, or copy the pages"
             )
         same_device(name, scale, device)
         scale = scale.view(torch.uint8)

@@ -22,7 +22,7 @@ def selected(row, rows, loc, lens, mask, slots, HAS_LENS: tl.constexpr, HAS_MASK
     is padding, and a slot beyond the pool would touch memory that is not addressed.
     """
     inside = row < rows
-    block = row // loc[3]
+    block = (row // loc[3]).to(tl.int64)  # a block table of many requests outgrows 32 bits
     within = row % loc[3]
     slot = tl.load(loc[0] + block * loc[1] + within * loc[2], mask=inside, other=0).to(tl.int64)
     written = inside & (slot > 0) & (slot < slots)

@@ -40,7 +40,8 @@ def gather_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     layer = tl.program_id(1).to(tl.int64)
     inside = row < rows
-    slot = tl.load(loc[0] + row // loc[3] * loc[1] + row % loc[3] * loc[2], mask=inside, other=-1).to(tl.int64)
+    block = (row // loc[3]).to(tl.int64)
+    slot = tl.load(loc[0] + block * loc[1] + row % loc[3] * loc[2], mask=inside, other=-1).to(tl.int64)
     real = inside & (slot >= 0) & (slot < slots)
     out_row = layer * rows + row.to(tl.int64)
     for i in tl.static_range(len(DIMS)):

@@ -50,7 +50,10 @@ def store_rows(
             if SCALED != "no":
                 divisor = tl.load(scale) if SCALED == "pointer" else scale
                 # div_rn: the plain division of compiled Triton is an approximation
-                bits = tl.div_rn(bits.to(tl.float32, bitcast=True), divisor.to(tl.float32)).to(tl.uint32, bitcast=True)
+                quotient = tl.div_rn(bits.to(tl.float32, bitcast=True), divisor.to(tl.float32))
+                # hardware and numpy give a quotient's NaN different bits: keep the decoded one
+                is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+                bits = tl.where(is_nan, bits, quotient.to(tl.uint32, bitcast=True))
             values = encode(bits, TARGET)
         to_column = column_offsets(cells, SIZES, VECTORS[1], column, DIM)
         tl.store(cells[0] + to_row[:, None] + to_column[None, :], values, mask=moved)
@@ -89,8 +92,10 @@ def quantize_rows(
         payload, scales = quantize_blocks(decode(values, SOURCE), ROWS, COLUMNS, ROUNDING)
         to_column = column_offsets(cells, SIZES, VECTORS[1], column, DIM)
         tl.store(cells[0] + to_row[:, None] + to_column[None, :], payload, mask=moved)
-        store_scales(scale_cells, scales, slot, written, layer, first // 32, SCALE_SIZES, SCALE_VECTORS, HEADS, DIM // 32,
-                     ROWS, COLUMNS // 32)  # fmt: skip
+        # fmt: off
+        store_scales(scale_cells, scales, slot, written, layer, first // 32, SCALE_SIZES, SCALE_VECTORS,
+                     HEADS, DIM // 32, ROWS, COLUMNS // 32)
+        # fmt: on
 
 
 @triton.jit
