@@ -74,6 +74,28 @@ class SpecTrace:
             tokens=self.tokens[i],
         )
 
+    def geometry(self, page_size: int = 16):
+        """Sizes of a pool that holds every position of every request: see :meth:`loc_2d` for its pages."""
+        from .geometry import Geometry
+
+        _, layers, requests, width, heads, head_dim = self.k.shape
+        longest = int((self.start_pos + width).max())
+        pages = 1 + requests * -(-longest // page_size)
+        return Geometry(layers, heads, head_dim, page_size=page_size, pages=pages)
+
+    def loc_2d(self, i: int, page_size: int = 16) -> torch.Tensor:
+        """Slots of step i's block, int64 (B, W); -1 in padding rows.
+
+        Page n of request b is page ``1 + n*B + b`` of the pool: the requests grow side by side, so their pages
+        interleave, and page 0 stays free for the padding sink.
+        """
+        requests, width = self.draft_tokens.shape[1:]
+        row = torch.arange(width)
+        position = self.start_pos[i].long()[:, None] + row
+        page = 1 + position // page_size * requests + torch.arange(requests)[:, None]
+        slot = page * page_size + position % page_size
+        return slot.where(row < self.block_lens[i][:, None], -1)
+
 
 def data_dir() -> Path:
     """The folder of the sample files: KVLAB_DATA if set, else data/ of the clone."""
