@@ -5,16 +5,19 @@ from .builders import head_major, page_major, token_major
 from .formats import MXFP8
 from .geometry import Geometry
 from .layout import Cell, Layout, Padding
+from .move import HostCopy, copy
 from .pool import KVPool
 
 __all__ = [
     "MXFP8",
     "Cell",
     "Geometry",
+    "HostCopy",
     "KVPool",
     "Layout",
     "Padding",
     "backend",
+    "copy",
     "describe_backend",
     "head_major",
     "page_major",

@@ -145,9 +145,9 @@ def _check_shape(name: str, x: torch.Tensor, names: tuple[str, ...], g: Geometry
     blocks = int(np.prod([n for a, n in have.items() if a.startswith("dim")]))
     # a tile pads its columns to a multiple of 4, so its blocks alone say less than dims
     want_blocks = -(-dims // 4) * 4 if tile else dims
-    paged = not tile or have["slot0"] * have["slot1"] == 128
+    tiled = not tile or tuple(x.shape[-3:]) == (32, 4, 4)  # a tile with axes swapped has as many bytes
     in_pages = have.get("slot1", g.pages) == g.pages or tile
-    if (slots, have["head0"], blocks) != (g.slots, g.heads, want_blocks) or not paged or not in_pages:
+    if (slots, have["head0"], blocks) != (g.slots, g.heads, want_blocks) or not tiled or not in_pages:
         raise ValueError(
             f"adopt: {name} has shape {tuple(x.shape)}, which does not fit {g.slots} slots in pages of {g.page_size}, "
             f"{g.heads} heads and {dims} elements or blocks"

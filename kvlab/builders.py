@@ -54,10 +54,7 @@ def page_major(geometry: Geometry, fmt) -> Layout:
     check_format(fmt, g)
     parts, layer_bytes = [], 0
     for name, item, dims in contents(g, fmt):
-        if _is_tile(name, fmt):
-            page, *inside = _tile_page(g, dims)
-        else:
-            page, *inside = ("slot1", g.pages), ("slot0", g.page_size), ("head", g.heads), ("dim", dims)
+        page, *inside = _page(name, fmt, g, dims)
         parts.append((name, item, dims, layer_bytes, page, inside))
         part_bytes = nest(item, page, *inside)[0].stride
         align = PART_ALIGNMENT if name.endswith("_scale") else 1
@@ -85,6 +82,19 @@ def contents(g: Geometry, fmt) -> list[tuple[str, int, int]]:
     return [*payload, ("k_scale", 1, g.head_dim // BLOCK), ("v_scale", 1, g.v_head_dim // BLOCK)]
 
 
+def scales_apart(g: Geometry, fmt) -> dict[str, Field]:
+    """Scales in buffers of their own, for layouts whose engines store none; empty where the format has none either.
+
+    Flat ``(layers, pages, page_size, heads, blocks)``, or ``layers`` times the tiles of :func:`_tile_page`.
+    """
+    fields = {}
+    for name, item, dims in contents(g, fmt):
+        if name.endswith("_scale"):
+            axes = nest(item, ("layer", g.layers), *_page(name, fmt, g, dims))
+            fields[name] = Field(name, name, 0, item, extents(g, dims), axes)
+    return fields
+
+
 def extents(g: Geometry, dims: int) -> dict[str, int]:
     """How many layers, heads, slots and dims of a field are real."""
     return {"layer": g.layers, "head": g.heads, "slot": g.slots, "dim": dims}
@@ -92,6 +102,13 @@ def extents(g: Geometry, dims: int) -> dict[str, int]:
 
 def _is_tile(name: str, fmt) -> bool:
     return name.endswith("_scale") and fmt.scales == "interleaved"
+
+
+def _page(name: str, fmt, g: Geometry, dims: int) -> tuple:
+    """Axes of one field over the pages of one layer, outermost first: tokens outside heads, or the tile."""
+    if _is_tile(name, fmt):
+        return _tile_page(g, dims)
+    return ("slot1", g.pages), ("slot0", g.page_size), ("head", g.heads), ("dim", dims)
 
 
 def _tile_page(g: Geometry, blocks: int) -> tuple:

@@ -48,7 +48,7 @@ EXERCISES = {
     "slots.byte": Exercise(
         "byte of V, layer 2, slot 37, head 1, dim 10 in the page-major pool",
         _byte,
-        "page 37//16 times the envelope, plus the layer, plus K's part, plus offset 37%16 times the row, plus head and dim",
+        "37//16 times the envelope, plus 2 layers, plus K's part, plus 37%16 times the row, plus head and dim",
     ),
     "slots.owner": Exercise(
         "(field, layer, slot) of byte 60,000 of the page-major buffer",

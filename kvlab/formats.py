@@ -134,11 +134,19 @@ def quantize(x: torch.Tensor, rounding: str = "rceil") -> tuple[torch.Tensor, to
     scales : uint8 ``(..., dim/32)``
         UE8M0 bytes. A block with a NaN or an infinity gets 255, and NaN in every element.
 
+    Raises
+    ------
+    ValueError
+        Another rounding; rows that are not whole blocks.
+
     Notes
     -----
     Byte 0 (amax up to about 2^-118) follows TransformerEngine and torchao, so that the bytes agree with theirs: its
     elements are divided by 1 (rceil: they become 0) or by 2^-126 (floor, even: they read back halved).
     """
+    MXFP8(rounding=rounding)  # raises for a rounding that is none
+    if x.shape[-1] % BLOCK:
+        raise ValueError(f"quantize: x has rows of {x.shape[-1]} elements; a multiple of {BLOCK} is needed")
     blocks = x.float().unflatten(-1, (-1, BLOCK))
     bits = blocks.abs().amax(-1).contiguous().view(torch.int32)
     if rounding == "rceil":

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from . import checks
+from . import checks, move, regions
 from .backends import default_device, operations
 from .formats import MXFP8, format_name, payload_dtype
 from .layout import Layout
@@ -212,12 +212,44 @@ class KVPool:
             raise ValueError(f"get_kv_scale_buffer: a {format_name(self.layout.format)} pool has no scales")
         return self.view("k_scale", layer), self.view("v_scale", layer)
 
+    def move_kv_cache(self, tgt_loc, src_loc) -> None:
+        """Move rows of all layers inside the pool, scales too, as if all were read first; see :func:`kvlab.copy`."""
+        move.move(self, tgt_loc, src_loc)
+
+    def get_cpu_copy(self, indices) -> move.HostCopy:
+        """Rows of all layers on the host, payload and scales, in the order of ``indices`` ``(N,)``.
+
+        The copy is compact, pinned and asynchronous where the pool is on a GPU (``copy.wait()``), and knows its own
+        geometry and format. IndexError for a slot outside the pool.
+        """
+        return move.get_cpu_copy(self, indices)
+
+    def load_cpu_copy(self, copy: move.HostCopy, indices) -> None:
+        """Write the rows of a host copy into slots ``indices`` ``(N,)``; slot 0 and negative ones are skipped.
+
+        ValueError, naming the difference, for a copy of another geometry, format or scale placement; else the errors of
+        :func:`kvlab.copy`. Nothing was written then.
+        """
+        move.load_cpu_copy(self, copy, indices)
+
+    def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """``(ptrs, lens, item_lens)`` of the regions that hold K and V, for a byte transfer of whole pages.
+
+        An item is what one page occupies in its region; page p of a region starts at ``ptr + p * item_len``. A layout
+        whose page is one run of one buffer (page-major) is one region, scales inside; others have one region per
+        layer and field.
+        """
+        return regions.buf_infos(self, ("k", "v"))
+
+    def get_kv_scale_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """The same for the scales: empty where the format has none, or where they travel inside the page's run."""
+        return regions.buf_infos(self, ("k_scale", "v_scale"))
+
     def get_kv_size_bytes(self) -> tuple[int, int]:
-        """Bytes of K and of V, each with its scales; padding that belongs to neither is left out."""
+        """Bytes of K and of V, each with its scales; padding is left out, a tile's unused columns too."""
         sizes = dict.fromkeys(("k", "v"), 0)
         for name, field in self.layout.fields.items():
-            layer = [axis.size for axis in field.axes if axis.coordinate != "layer"]
-            sizes[name[0]] += prod(layer) * field.extents["layer"] * field.item
+            sizes[name[0]] += prod(field.extents.values()) * field.item
         return sizes["k"], sizes["v"]
 
     def view(self, field: str, layer) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from . import formats
+from . import formats, slices
 from .formats import INT_VIEW, MXFP8, cast, quantize
 
 
@@ -49,6 +49,20 @@ def gather_rows(pool, fields, first_layer: int, layers: int, loc, k_scale, v_sca
         values.view(INT_VIEW[values.element_size()])[:, ~real] = 0
         out.append(values)
     return tuple(out)
+
+
+def copy_rows(source, source_loc, target, target_loc) -> None:
+    """Copy rows between pools; as :func:`kvlab.kernels.copy.copy_rows`.
+
+    Slots that follow each other on both sides go as one strided slice, where both fields allow it.
+    """
+    source_slots, target_slots = source.layout.geometry.slots, target.layout.geometry.slots
+    real = (source_loc >= 0) & (source_loc < source_slots) & (target_loc > 0) & (target_loc < target_slots)
+    source_loc, target_loc = source_loc[real].long(), target_loc[real].long()
+    for name in target.layout.fields:
+        if not slices.copy_field(source, target, name, source_loc, target_loc):
+            values = read_field(source, name, 0, source.layout.geometry.layers, source_loc)
+            write_field(target, name, 0, target_loc, values)
 
 
 def written_rows(loc, commit_lens, row_mask, slots: int) -> torch.Tensor:

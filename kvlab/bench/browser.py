@@ -5,10 +5,16 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 
-FLAGS = (
-    "--no-sandbox --disable-dev-shm-usage --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def missing() -> str | None:

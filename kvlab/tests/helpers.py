@@ -21,7 +21,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def geometry(**sizes) -> kvlab.Geometry:
-    """The pool of shared/cases.md (2 layers, 2 heads, head_dim 64, 16 pages of 4 slots), but for what is given."""
+    """A small pool (2 layers, 2 heads, head_dim 64, 16 pages of 4 slots), but for what is given."""
     return kvlab.Geometry(**{"layers": 2, "heads": 2, "head_dim": 64, "page_size": 4, "pages": 16, **sizes})
 
 
