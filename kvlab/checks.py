@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from operator import index
+
+import numpy as np
 import torch
 
 from .formats import BLOCK, FP8_MAX, MXFP8, PLAIN, format_name
@@ -12,8 +15,9 @@ def layer_range(layer, layers: int) -> tuple[int, int]:
     if layer is None:
         return 0, layers
     layer = getattr(layer, "layer_id", layer)
-    if isinstance(layer, bool) or not isinstance(layer, int):
+    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
         raise TypeError(f"layer={layer!r} must be an int, an object with .layer_id, or None for all layers")
+    layer = index(layer)
     if not 0 <= layer < layers:
         raise IndexError(f"layer={layer} is outside 0 … {layers - 1}")
     return layer, 1
@@ -90,11 +94,11 @@ def row_mask_2d(row_mask, loc: torch.Tensor, given_shape: tuple[int, ...]) -> to
     return row_mask.view(loc.shape) if row_mask.dim() == 1 else row_mask
 
 
-def commit_scales(fmt, geometry, device, layer, layers: int, k, v, rows: int, k_scale, v_scale):
+def commit_scales(fmt, geometry, device, layer, layers: int, k, v, rows: int, k_scale, v_scale, check: bool):
     """What goes with the rows: divisors of a plain FP8 pool, UE8M0 bytes ``(layers, rows, heads, dim/32)``, or None."""
     if not isinstance(fmt, MXFP8):
         return tuple(
-            plain_scale(fmt, name, scale, k.dtype, device)
+            plain_scale(fmt, name, scale, k.dtype, device, check)
             for name, scale in (("k_scale", k_scale), ("v_scale", v_scale))
         )
     if (k_scale is None) != (v_scale is None):
@@ -133,8 +137,8 @@ def commit_scales(fmt, geometry, device, layer, layers: int, k, v, rows: int, k_
     return tuple(out)
 
 
-def plain_scale(fmt, name: str, scale, source: torch.dtype, device):
-    """The divisor of a plain FP8 commit, or None where rows are moved as they are."""
+def plain_scale(fmt, name: str, scale, source: torch.dtype, device, check: bool = True):
+    """The divisor of a plain FP8 commit, or None where rows are moved as they are. ``check`` reads a tensor's value."""
     if scale is None:
         return None
     if isinstance(scale, torch.Tensor):
@@ -145,8 +149,8 @@ def plain_scale(fmt, name: str, scale, source: torch.dtype, device):
         same_device(name, scale, device)
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"{name}={scale!r} must be a float or a 0-d float tensor")
-    elif not scale > 0 or scale == float("inf"):
-        raise ValueError(f"{name}={scale} must be a positive finite number")
+    if (check or not isinstance(scale, torch.Tensor)) and not 0 < float(scale) < float("inf"):
+        raise ValueError(f"{name}={float(scale)} must be a positive finite number")
     if fmt not in FP8_MAX:
         raise ValueError(
             f"{name} is given, but a {format_name(fmt)} pool stores rows unscaled; only FP8 pools take a scale"
@@ -170,14 +174,17 @@ def slots_in_range(name: str, loc: torch.Tensor, chosen: torch.Tensor, slots: in
 
 def no_duplicates(name: str, loc: torch.Tensor, written: torch.Tensor) -> None:
     """ValueError where two written rows share a slot: the kernel's programs would race for it."""
-    rows = written.reshape(-1).nonzero().squeeze(1)
-    slots, order = loc.reshape(-1)[rows].long().sort(stable=True)
-    same = (slots[1:] == slots[:-1]).nonzero()
+    # numpy, on the host: a few thousand numbers are sorted before torch's threads have woken up
+    rows = np.flatnonzero(written.reshape(-1).cpu().numpy())
+    slots = loc.reshape(-1).cpu().numpy()[rows]
+    order = np.argsort(slots, kind="stable")
+    slots = slots[order]
+    same = np.flatnonzero(slots[1:] == slots[:-1])
     if len(same):
-        i = int(same[0])
-        first, second = int(rows[order[i]]), int(rows[order[i + 1]])
+        i = same[0]
+        first, second = rows[order[i]], rows[order[i + 1]]
         raise ValueError(
-            f"{name}: slot {int(slots[i])} is given twice, by rows {first} and {second}; "
+            f"{name}: slot {slots[i]} is given twice, by rows {first} and {second}; "
             "each written row needs a slot of its own"
         )
 

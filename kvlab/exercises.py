@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from .builders import head_major, page_major, token_major
+from .formats import MXFP8, dequantize, quantize
 from .geometry import Geometry
 
 GEOMETRY = Geometry(layers=4, heads=3, head_dim=64, page_size=16, pages=8)
@@ -32,6 +34,29 @@ def _byte():
 def _owner():
     cell = page_major(GEOMETRY, torch.bfloat16).explain("raw", 60_000)
     return cell.field, cell.layer, cell.slot
+
+
+def _scale(amax: float, rounding: str) -> int:
+    return int(quantize(torch.full((32,), amax), rounding)[1])
+
+
+def _tile(head_dim: int):
+    return token_major(Geometry(layers=1, heads=1, head_dim=head_dim, page_size=128, pages=1), MXFP8("interleaved"))
+
+
+def _tile_owner():
+    cell = _tile(128).explain("k_scale", 89)
+    return cell.slot, cell.dim
+
+
+def _tile_padding():
+    layout = _tile(64)
+    return int((layout.explain("k_scale", np.arange(layout.buffers["k_scale"])).field < 0).sum())
+
+
+def _factor() -> float:
+    stored, needed = dequantize(torch.ones(2, 32), torch.tensor([[121], [123]]))[:, 0].tolist()
+    return stored / needed
 
 
 EXERCISES = {
@@ -69,6 +94,46 @@ EXERCISES = {
         "row of the block in step i+1 that reuses the slot of the first rejected row of step i",
         lambda: 0,
         "the next block starts at start_pos + commit_lens",
+    ),
+    "blocks.bytes": Exercise(
+        "scale bytes of a block with amax 3.75 under rceil and floor",
+        lambda: [_scale(3.75, rounding) for rounding in ("rceil", "floor")],
+        "rceil: the smallest power of two from 3.75/448 on. floor: 2^(1 - 8). The byte is the exponent plus 127",
+    ),
+    "blocks.row": Exercise(
+        "bytes of K of one token, 3 heads of 64 elements, in MXFP8 with its scales",
+        lambda: sum(x.nbytes for x in quantize(torch.zeros(3, 64))),
+        "one byte for each element, and one for every 32 of them",
+    ),
+    "blocks.nan": Exercise(
+        "elements of a head of 64 that read back as NaN after one of them was NaN",
+        lambda: int(dequantize(*quantize(torch.tensor([float("nan")] + [1.0] * 63))).isnan().sum()),
+        "the scale becomes NaN, and it serves one block",
+    ),
+    "placement.byte": Exercise(
+        "byte of row 100, column 3 in the tile of a head with 128 elements",
+        lambda: _tile(128).locate("k_scale", 0, 100, 0, 3)[1],
+        "lane r % 32 times 16, plus 4 * (r // 32), plus the column",
+    ),
+    "placement.owner": Exercise(
+        "(row, column) that byte 89 of that tile serves",
+        _tile_owner,
+        "89 // 16 is the lane; the rest says which group of 32 rows, and which column",
+    ),
+    "placement.padding": Exercise(
+        "padding bytes in the tile of a head with 64 elements",
+        _tile_padding,
+        "a tile has 512 bytes, whatever head_dim is; 128 rows have 2 scales each",
+    ),
+    "scales.bytes": Exercise(
+        "scale bytes that one accepted row brings: K and V, 4 layers, 3 heads of 64 elements",
+        lambda: 2 * 4 * quantize(torch.zeros(3, 64))[1].numel(),
+        "a scale for every 32 elements of a head",
+    ),
+    "scales.factor": Exercise(
+        "the factor by which a block reads back wrong when its scale should be 123 and the slot still holds 121",
+        _factor,
+        "2^(stored - needed)",
     ),
 }
 

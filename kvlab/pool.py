@@ -115,7 +115,7 @@ class KVPool:
         if row_mask is not None:
             row_mask = checks.row_mask_2d(row_mask, loc, tuple(given.shape))
         k_scale, v_scale = checks.commit_scales(
-            self.layout.format, g, self.device, layer, layers, k, v, loc.numel(), k_scale, v_scale
+            self.layout.format, g, self.device, layer, layers, k, v, loc.numel(), k_scale, v_scale, check
         )
         if check:
             chosen = checks.selected(loc, commit_lens, row_mask)
@@ -235,15 +235,15 @@ class KVPool:
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
         """``(ptrs, lens, item_lens)`` of the regions that hold K and V, for a byte transfer of whole pages.
 
-        An item is what one page occupies in its region; page p of a region starts at ``ptr + p * item_len``. A layout
-        whose page is one run of one buffer (page-major) is one region, scales inside; others have one region per
-        layer and field.
+        An item is what one page occupies in its region; page p of a region starts at ``ptr + p * item_len``. Parts whose
+        pages lie in one item share a region: page-major is one, scales inside; token- and head-major have one per
+        layer and field. ValueError for pages that no region describes (views of a larger tensor).
         """
-        return regions.buf_infos(self, ("k", "v"))
+        return regions.buf_infos(self, scales=False)
 
     def get_kv_scale_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
         """The same for the scales: empty where the format has none, or where they travel inside the page's run."""
-        return regions.buf_infos(self, ("k_scale", "v_scale"))
+        return regions.buf_infos(self, scales=True)
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
         """Bytes of K and of V, each with its scales; padding is left out, a tile's unused columns too."""

@@ -6,6 +6,7 @@ missing. It has the same functions as :mod:`kvlab.kernels`.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from . import formats, slices
@@ -54,15 +55,18 @@ def gather_rows(pool, fields, first_layer: int, layers: int, loc, k_scale, v_sca
 def copy_rows(source, source_loc, target, target_loc) -> None:
     """Copy rows between pools; as :func:`kvlab.kernels.copy.copy_rows`.
 
-    Slots that follow each other on both sides go as one strided slice, where both fields allow it.
+    Slots that follow each other on both sides go as one strided slice, where both fields allow it; the formula does
+    the rest, row by row.
     """
-    source_slots, target_slots = source.layout.geometry.slots, target.layout.geometry.slots
-    real = (source_loc >= 0) & (source_loc < source_slots) & (target_loc > 0) & (target_loc < target_slots)
-    source_loc, target_loc = source_loc[real].long(), target_loc[real].long()
+    a, b = (loc.cpu().numpy().astype(np.int64) for loc in (source_loc, target_loc))
+    real = (a >= 0) & (a < source.layout.geometry.slots) & (b > 0) & (b < target.layout.geometry.slots)
+    a, b = a[real], b[real]
     for name in target.layout.fields:
-        if not slices.copy_field(source, target, name, source_loc, target_loc):
-            values = read_field(source, name, 0, source.layout.geometry.layers, source_loc)
-            write_field(target, name, 0, target_loc, values)
+        left = slices.copy_field(source, target, name, a, b)
+        if left.any():
+            from_slots, to_slots = (torch.from_numpy(x[left]).to(source.device) for x in (a, b))
+            values = read_field(source, name, 0, source.layout.geometry.layers, from_slots)
+            write_field(target, name, 0, to_slots, values)
 
 
 def written_rows(loc, commit_lens, row_mask, slots: int) -> torch.Tensor:

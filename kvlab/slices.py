@@ -1,58 +1,169 @@
-"""Rows as strided slices: how plain torch copies a run of slots between two pools at the speed of memcpy."""
+"""Rows as strided slices: how the plain path copies runs of slots between two pools at the speed of memcpy.
+
+A field becomes a numpy view ``(layers, outer, slot digits …, heads, dim digits …)`` over its own bytes; a run of slots
+is then one slice assignment. numpy and not torch, because a page is small: ``Tensor.copy_`` wakes its threads for it,
+and where they share the cores with others, waiting for them takes a hundred times as long as the bytes.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+
+import numpy as np
 import torch
 
-from .formats import INT_VIEW
+# Less than this is copied before a second thread has begun.
+THREAD_BYTES = 2**22
+ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+WORDS = (np.uint64, np.uint32, np.uint16)
 
-# Shorter runs cost more Python than they save.
-SHORTEST = 4
+
+def copy_field(source, target, name: str, source_loc: np.ndarray, target_loc: np.ndarray) -> np.ndarray:
+    """Copy one field's rows run by run; ``source_loc`` and ``target_loc`` int64 ``(rows,)``, all in range.
+
+    Returns
+    -------
+    Bool ``(rows,)``: the rows that are left to do, because no slice of both fields holds them (a part of a tile of
+    scales, dims split in two unlike ways, memory that numpy can't see).
+    """
+    left = np.ones(len(source_loc), dtype=bool)
+    pairs = _views(source, target, name)
+    if pairs is None or not len(source_loc):
+        return left
+    (_, digits_a), (_, digits_b) = pairs[0]
+    span_a, span_b = prod(digits_a), prod(digits_b)
+    parts = digits_a if len(digits_a) > 1 else digits_b
+    whole = prod(parts) if len(parts) > 1 else 0  # such rows go by whole blocks only
+    slots_a, slots_b, firsts, lengths = slot_runs(source_loc, target_loc, span_a, span_b)
+    if whole and not (lengths == whole).all():
+        full = lengths == whole
+        for first, length in zip(firsts[full], lengths[full], strict=True):
+            left[first : first + length] = False
+        slots_a, slots_b, lengths = slots_a[full], slots_b[full], lengths[full]
+    else:
+        left[:] = False
+    runs = [*zip(*divmod(slots_a, span_a), *divmod(slots_b, span_b), lengths, strict=True)]
+    for (a, _), (b, _) in pairs:
+
+        def copy_some(some, a=a, b=b):
+            for page_a, at_a, page_b, at_b, n in some:
+                if not whole:
+                    b[:, page_b, at_b : at_b + n] = a[:, page_a, at_a : at_a + n]
+                else:
+                    rows = _block(a[:, page_a], digits_a, parts, at_a)
+                    _block(b[:, page_b], digits_b, parts, at_b)[...] = rows
+
+        _in_threads(copy_some, runs, len(source_loc) * a[:, 0, 0].nbytes)
+    return left
 
 
-def copy_field(source, target, name: str, source_loc: torch.Tensor, target_loc: torch.Tensor) -> bool:
-    """Copy one field's rows run by run; False, with nothing done, where runs are short or a field's rows are not
-    strided slices (a tile of scales, a dim that is split)."""
+def _in_threads(work, runs: list, nbytes: int) -> None:
+    """``work(runs)``, split over as many threads as torch uses where there is enough to do; numpy frees the GIL."""
+    threads = min(torch.get_num_threads(), nbytes // THREAD_BYTES)
+    if threads < 2:
+        return work(runs)
+    step = -(-len(runs) // threads)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, (runs[i : i + step] for i in range(0, len(runs), step))))
+
+
+def slot_runs(source_loc: np.ndarray, target_loc: np.ndarray, source_span: int, target_span: int):
+    """Stretches in which both slots rise by one, and neither crosses a multiple of its span.
+
+    Returns
+    -------
+    First source slot, first target slot, first row and length of each run.
+    """
+    opens = np.ones(len(source_loc), dtype=bool)
+    opens[1:] = (np.diff(source_loc) != 1) | (np.diff(target_loc) != 1)
+    opens |= (source_loc % source_span == 0) | (target_loc % target_span == 0)
+    first = np.flatnonzero(opens)
+    return source_loc[first], target_loc[first], first, np.diff(np.append(first, len(opens)))
+
+
+def _views(source, target, name: str):
+    """Per buffer ``((source view, slot digits), (target view, slot digits))``, alike but for slots; or None."""
+    if source.device.type != "cpu" or target.device.type != "cpu":
+        return None
     a, b = source.layout.fields[name], target.layout.fields[name]
-    steps = [_slot_step(a, source.layout.geometry), _slot_step(b, target.layout.geometry)]
-    if None in steps:
-        return False
-    runs = slot_runs(source_loc, target_loc, source.layout.geometry.page_size, target.layout.geometry.page_size)
-    if len(runs) * SHORTEST > len(source_loc):
-        return False
-    layers = source.layout.geometry.layers
+    slots_a, slots_b = _fused(a.modes["slot"]), _fused(b.modes["slot"])
+    dims_a, dims_b = (_clipped(_fused(f.modes["dim"]), f.extents["dim"]) for f in (a, b))
+    dims = [_split(x, like=y) for x, y in ((dims_a, dims_b), (dims_b, dims_a))] if dims_a and dims_b else [None]
+    inner = [[size for size, _ in slots[: max(1, len(slots) - 1)]][::-1] for slots in (slots_a, slots_b)]
+    straight = all(len(f.modes[c]) == 1 for f in (a, b) for c in ("layer", "head"))
+    if not straight or None in dims or (min(map(len, inner)) > 1 and inner[0] != inner[1]):
+        return None
+    layers = a.extents["layer"]
     together = isinstance(a.buffer, str) and isinstance(b.buffer, str)
-    for source_slot, target_slot, length in runs:
-        for layer, count in [(0, layers)] if together else [(i, 1) for i in range(layers)]:
-            rows = _slice(source, a, steps[0], layer, count, source_slot, length)
-            _slice(target, b, steps[1], layer, count, target_slot, length).copy_(rows)
-    return True
+    pairs = []
+    for layer, count in [(0, layers)] if together else [(i, 1) for i in range(layers)]:
+        views = [
+            _view(pool, field, layer, count, slots, dim_modes)
+            for pool, field, slots, dim_modes in ((source, a, slots_a, dims[0]), (target, b, slots_b, dims[1]))
+        ]
+        pairs.append(tuple(zip(_widest(*views), inner, strict=True)))
+    return pairs
 
 
-def slot_runs(source_loc, target_loc, source_page: int, target_page: int) -> list[tuple[int, int, int]]:
-    """``(source slot, target slot, length)`` of the stretches in which both slots rise by one inside one page."""
-    if not len(source_loc):
-        return []
-    breaks = torch.ones(len(source_loc), dtype=torch.bool, device=source_loc.device)
-    breaks[1:] = (source_loc.diff() != 1) | (target_loc.diff() != 1)
-    breaks |= (source_loc % source_page == 0) | (target_loc % target_page == 0)
-    first = breaks.nonzero().squeeze(1)
-    lengths = torch.cat([first, first.new_tensor([len(source_loc)])]).diff()
-    return list(zip(source_loc[first].tolist(), target_loc[first].tolist(), lengths.tolist(), strict=True))
+def _view(pool, field, layer: int, layers: int, slots, dims) -> np.ndarray:
+    """``(layers, outer, slot digits …, heads, dim digits …)`` of a field, items of its width; outer 1 if unsplit."""
+    slots = slots if len(slots) > 1 else [*slots, (1, 0)]
+    modes = [*reversed(slots), (field.extents["head"], field.modes["head"][0][1]), *reversed(dims)]
+    shape, strides = zip((layers, field.layer_stride), *modes, strict=True)
+    memory = pool.buffers[field.buffer_of(layer)].numpy()
+    return np.ndarray(shape, ITEMS[field.item], memory, field.byte(layer, 0, 0, 0), strides)
 
 
-def _slot_step(field, geometry) -> int | None:
-    """Bytes from one slot of a page to the next; None where a page's slots or a head's dims have several digits."""
-    size, stride = field.modes["slot"][0]
-    straight = size >= geometry.page_size and len(field.modes["dim"]) == len(field.modes["head"]) == 1
-    return stride if straight else None
+def _widest(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
+    """Both views in the widest words that divide their innermost run."""
+    if a.strides[-1] == b.strides[-1] == a.itemsize:
+        for word in WORDS:
+            if a.shape[-1] * a.itemsize % np.dtype(word).itemsize == 0:
+                return [a.view(word), b.view(word)]
+    return [a, b]
 
 
-def _slice(pool, field, step: int, layer: int, layers: int, slot: int, length: int) -> torch.Tensor:
-    """View ``(layers, length, heads, dims)`` of a field's rows, as integers of the item's width."""
-    item = field.item
-    shape = (layers, length, field.extents["head"], field.extents["dim"])
-    strides = (field.layer_stride, step, field.modes["head"][0][1], field.modes["dim"][0][1])
-    buffer = pool.buffers[field.buffer_of(layer)].view(INT_VIEW[item])
-    offset = buffer.storage_offset() + field.byte(layer, slot, 0, 0) // item
-    return buffer.as_strided(shape, [s // item for s in strides], offset)
+def _block(view: np.ndarray, digits: list[int], parts: list[int], at: int) -> np.ndarray:
+    """One block of slots with its digits as axes; ``view`` starts ``(layers, slot digits …)``."""
+    if len(digits) > 1:
+        return view
+    rows = view[:, at : at + prod(parts)]
+    return rows.reshape(rows.shape[0], *parts, *rows.shape[2:])  # splits an axis: a view, whatever the strides
+
+
+def _fused(modes) -> list[tuple[int, int]]:
+    """Digits ``(size, stride)``, fastest first, joined where the slower continues the faster: one even step."""
+    out = [modes[0]]
+    for size, stride in modes[1:]:
+        if out[-1][0] == 1:
+            out[-1] = (size, stride)
+        elif size == 1 or stride == out[-1][0] * out[-1][1]:
+            out[-1] = (out[-1][0] * size, out[-1][1])
+        else:
+            out.append((size, stride))
+    return out
+
+
+def _clipped(modes, extent: int):
+    """Digits that count up to ``extent`` and no further (a tile pads its columns), or None where none do."""
+    out, left = [], extent
+    for size, stride in modes:
+        if left <= size:
+            return [*out, (left, stride)]
+        if left % size:
+            return None
+        out.append((size, stride))
+        left //= size
+    return None
+
+
+def _split(modes, like):
+    """``modes`` cut into the digits of ``like``; None where both have several and they differ."""
+    sizes = [size for size, _ in like]
+    if [size for size, _ in modes] == sizes or len(sizes) == 1:
+        return modes
+    if len(modes) > 1:
+        return None
+    steps = np.cumprod([1, *sizes[:-1]]).tolist()
+    return [(size, modes[0][1] * step) for size, step in zip(sizes, steps, strict=True)]

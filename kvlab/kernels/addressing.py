@@ -38,7 +38,11 @@ def column_offsets(cells, SIZES: tl.constexpr, VECTOR: tl.constexpr, column, DIM
     """Offset of each column (head * DIM + dim) inside its row, in items."""
     # The hint holds for whole heads only: inside one, neighbours are as far apart as the dim digits say.
     head = tl.multiple_of(spread(column // DIM, cells[2], SIZES[0]), [VECTOR])
-    return head + spread(column % DIM, cells[4], SIZES[2])
+    offset = head + spread(column % DIM, cells[4], SIZES[2])
+    if len(SIZES[2]) > 1:
+        # The compiler does not see through a sum of two digits that the first one still runs side by side.
+        offset = tl.max_contiguous(tl.multiple_of(offset, [SIZES[3]]), [SIZES[3]])
+    return offset
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Cells:
     """One field of one pool, ready for a launch.
 
     ``args`` is what the kernels call ``cells``: the base pointer, a table with each layer's origin, and the strides
-    of the head, slot and dim digits, all in items. ``sizes`` are the digits' sizes, a constexpr.
+    of the head, slot and dim digits, all in items. ``sizes`` are the digits' sizes and, last, how many neighbours in
+    dim lie side by side: a constexpr. ``vector`` is how many items of a head one access can move.
     """
 
     args: tuple
@@ -55,8 +60,8 @@ class Cells:
 
     @property
     def word(self) -> int:
-        """Neighbours in dim, at most 4, that lie side by side at a multiple of their number."""
-        return gcd(4, self.vector, self.sizes[2][0]) if self.args[4][0] == 1 else 1
+        """Scale bytes that leave as one store: neighbours in dim that lie side by side, at most 4."""
+        return gcd(4, self.sizes[3])
 
 
 def cells_of(field: Field, buffers: dict[str, torch.Tensor]) -> Cells:
@@ -76,6 +81,9 @@ def cells_of(field: Field, buffers: dict[str, torch.Tensor]) -> Cells:
     sizes = tuple(tuple(n for n, _ in field.modes[c]) for c in ("head", "slot", "dim"))
     table = torch.tensor(origins, dtype=torch.int64, device=base.device)
     vector = wide(field.item, base.data_ptr(), *strides["head"], *strides["slot"], *origins, field.extents["dim"])
+    first, *slower = strides["dim"]
+    beside = gcd(vector, sizes[2][0], *slower) if first == 1 else 1
+    sizes = (*sizes, beside)
     return Cells((base, table, strides["head"], strides["slot"], strides["dim"]), sizes, vector)
 
 

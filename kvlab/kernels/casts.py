@@ -82,7 +82,8 @@ def _narrow(
         # to nearest even, in hardware and in numpy alike.
         MAGIC: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
         MAGIC_BITS: tl.constexpr = (151 - BIAS - MANTISSA) << 23
-        subnormal = (magnitude.to(tl.float32, bitcast=True) + MAGIC).to(tl.uint32, bitcast=True) - MAGIC_BITS
+        small = tl.minimum(magnitude, (128 - BIAS) << 23)  # a NaN in the sum would warn in the interpreter
+        subnormal = (small.to(tl.float32, bitcast=True) + MAGIC).to(tl.uint32, bitcast=True) - MAGIC_BITS
         code = tl.where(magnitude < ((128 - BIAS) << 23), subnormal, code)
     code = tl.minimum(code, LARGEST)
     code = tl.where(magnitude > 0x7F800000, NAN, code)

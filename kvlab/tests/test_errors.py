@@ -99,7 +99,7 @@ def test_bad_scales_write_nothing(case):
 
 
 def test_what_is_not_committed_is_not_checked():
-    """cases.md 14 and 6: duplicates and far slots among rows that are not written are no fault."""
+    """Duplicates and far slots among rows that are not written are no fault."""
     pool = poisoned(kvlab.token_major(G, BF16))
     pool.commit(**two(loc=slots([[5, 6], [5, 99]]), commit_lens=slots([2, 0])))
     pool.commit(**ok(loc=slots([9, 9, 9, 64]), row_mask=slots([0, 1, 0, 0]).bool()))
@@ -162,3 +162,15 @@ def test_mxfp8_options():
         kvlab.MXFP8(scales="tiled")
     with pytest.raises(ValueError, match="rounding='up' is not one of 'rceil', 'floor', 'even'"):
         kvlab.MXFP8(rounding="up")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("make", [float, torch.tensor])
+def test_an_fp8_scale_must_be_positive_and_finite(value, make):
+    pool = poisoned(kvlab.token_major(geometry(), torch.float8_e4m3fn))
+    before = saved(pool)
+    rows = torch.ones(1, 2, 64, device=DEVICE)
+    scale = make(value) if make is float else torch.tensor(value, device=DEVICE)
+    with pytest.raises(ValueError, match=r"k_scale=.* must be a positive finite number"):
+        pool.commit(torch.tensor([5], device=DEVICE), rows, rows, layer=0, k_scale=scale)
+    assert_same_bytes(pool, before)

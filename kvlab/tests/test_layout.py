@@ -43,9 +43,11 @@ def check_inverse(layout):
     for i, (name, field) in enumerate(layout.fields.items()):
         layer, slot, head, dim = every_cell(layout, name)
         buffer, byte = layout.locate(name, layer, slot, head, dim)
-        for b in range(field.item):
-            for c, x in {"field": i, "layer": layer, "slot": slot, "head": head, "dim": dim, "byte": b}.items():
-                want[buffer][c][byte + b] = x
+        for here in layout.buffers:  # one name for all cells, or an array of names where each layer has its own
+            at = np.broadcast_to(buffer == here if isinstance(buffer, str) else np.asarray(buffer) == here, byte.shape)
+            for b in range(field.item):
+                for c, x in {"field": i, "layer": layer, "slot": slot, "head": head, "dim": dim, "byte": b}.items():
+                    want[here][c][byte[at] + b] = x[at] if np.ndim(x) else x
         owned += field.item * len(layer)
     for buffer, size in layout.buffers.items():
         cells = layout.explain(buffer, np.arange(size))

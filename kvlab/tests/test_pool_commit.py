@@ -51,7 +51,7 @@ def test_any_head_dim_and_any_number_of_heads(builder, head_dim, v_head_dim, hea
 
 @each_builder
 def test_v_rows_narrower_than_k(builder):
-    """cases.md 7: upstream raises where K and V rows differ; here V's row is 512 elements, its neighbours untouched."""
+    """Upstream raises where K and V rows differ; here V's row is 512 elements, its neighbours untouched."""
     g = geometry(heads=4, head_dim=192, v_head_dim=128)
     k, v = rows_for(g, 4, torch.bfloat16)
     pool = check_commit(
@@ -101,7 +101,7 @@ def test_fp8_rows_that_are_fp8_already_are_not_divided_again():
 @pytest.mark.parametrize("dtype, largest", FP8.items(), ids=str)
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_overflow_saturates(path, dtype, largest, source):
-    """cases.md 16: 1000.0 is 448 in an E4M3 pool, never NaN; and neither is an infinity."""
+    """1000.0 is 448 in an E4M3 pool, never NaN; and neither is an infinity."""
     pool = kvlab.KVPool(kvlab.token_major(geometry(head_dim=4), dtype))
     values = torch.tensor([1000.0, float("inf"), float("-inf"), float("nan")], device=DEVICE).to(source)
     k = values.expand(1, 2, 4)

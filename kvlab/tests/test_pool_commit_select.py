@@ -36,7 +36,7 @@ def test_row_mask(shape):
 
 @pytest.mark.parametrize("loc", [[0, 5, 0], [3, -1], [0, 0, 0], [-5, -(2**31)]], ids=str)
 def test_padding_is_never_written(loc):
-    """cases.md 2 and 4: -1 does not wrap to the last slot, and NaN rows of graph padding stay out of slot 0."""
+    """-1 does not wrap to the last slot, and NaN rows of graph padding stay out of slot 0."""
     g = geometry()
     k, v = rows_for(g, len(loc), torch.bfloat16)
     for row, slot in enumerate(loc):
@@ -49,7 +49,7 @@ def test_padding_is_never_written(loc):
 
 
 def test_evicted_blocks_do_not_clobber_block_0():
-    """cases.md 9."""
+    """A draft's leading zeros are blocks that were evicted: they are padding, not slot 0."""
     g = geometry()
     k, v = rows_for(g, 4, torch.bfloat16)
     check_commit(kvlab.token_major(g, torch.bfloat16), slots([[0, 0, 7, 8]]), k, v, layer=1, commit_lens=slots([4]))
@@ -84,7 +84,7 @@ def test_the_next_layer_is_not_the_end_of_this_one():
 
 @pytest.mark.parametrize("loc_dtype", [torch.int32, torch.int64], ids=str)
 def test_slots_beyond_2_gib(path, loc_dtype):
-    """cases.md 1: 2,100,001 * 1024 bytes is over 2^31."""
+    """2,100,001 * 1024 bytes is over 2^31."""
     g = kvlab.Geometry(layers=1, heads=8, head_dim=128, page_size=16, pages=137_500)
     pool = huge_pool(kvlab.token_major(g, torch.float8_e4m3fn))
     k, v = rows_for(g, 2, torch.float8_e4m3fn)

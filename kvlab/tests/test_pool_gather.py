@@ -100,7 +100,7 @@ def test_a_given_scale_is_multiplied_back(path, dtype, scales):
 
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 def test_commit_then_gather_token_by_token(builder):
-    """cases.md 18: a sum over a page cannot tell tokens apart; every token is looked at alone."""
+    """A sum over a page cannot tell tokens apart; every token is looked at alone."""
     g = geometry()
     pool = kvlab.KVPool(builder(g, torch.bfloat16))
     k, v = rows_for(g, 12, torch.bfloat16, layers=2)

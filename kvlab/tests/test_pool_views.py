@@ -5,7 +5,7 @@ import torch
 
 import kvlab
 
-from .helpers import BUILDERS, PLAIN, bits, geometry, poisoned, randomised, raw_rows, rows_of
+from .helpers import BUILDERS, PLAIN, assert_same_bytes, bits, geometry, poisoned, randomised, raw_rows, rows_of, saved
 
 G = geometry(heads=3, v_head_dim=40)
 each_builder = pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
@@ -79,3 +79,16 @@ def test_layers_by_object_and_by_number():
 def test_repr_says_what_it_is():
     text = repr(kvlab.KVPool(kvlab.page_major(G, torch.float8_e5m2)))
     assert "page_major" in text and "float8_e5m2" in text
+
+
+def test_a_wrong_byte_is_reported_by_its_owner():
+    """The comparison that all of these tests lean on does see one byte, and says whose it is."""
+    pool = randomised(kvlab.head_major(G, torch.bfloat16))
+    want = saved(pool)
+    assert_same_bytes(pool, want)
+    _, byte = pool.layout.locate("v", 1, 21, 2, 7)
+    pool.buffers["v"][byte + 1] ^= 0x40
+    with pytest.raises(
+        AssertionError, match=r"1 wrong bytes .*layer=1, slot=21, page=5, offset=1, head=2, dim=7, byte=1"
+    ):
+        assert_same_bytes(pool, want)
