@@ -14,6 +14,7 @@ import torch
 from .builders import head_major, page_major, token_major
 from .formats import MXFP8, dequantize, quantize
 from .geometry import Geometry
+from .pool import KVPool
 
 GEOMETRY = Geometry(layers=4, heads=3, head_dim=64, page_size=16, pages=8)
 
@@ -59,6 +60,17 @@ def _factor() -> float:
     return stored / needed
 
 
+def _launches():
+    from .kernels.launch import record_launches
+
+    pool = KVPool(page_major(GEOMETRY, MXFP8()))
+    rows = torch.zeros(GEOMETRY.layers, 3, GEOMETRY.heads, GEOMETRY.head_dim, device=pool.device)
+    with record_launches() as launches:
+        pool.commit(torch.tensor([5, 6, 7], device=pool.device), rows, rows)
+    # plain torch, where Triton is missing, launches nothing
+    return len(launches) or 1
+
+
 EXERCISES = {
     "tour.slot": Exercise(
         "the slot of offset 5 in page 3, pages of 16 slots",
@@ -84,6 +96,16 @@ EXERCISES = {
         "contiguous runs of one page under token-major, page-major and head-major",
         lambda: [build(GEOMETRY, torch.bfloat16).runs("page").count for build in (token_major, page_major, head_major)],
         "one field of one layer is one piece where pages are not enveloped; the envelope holds all of them",
+    ),
+    "kernels.programs": Exercise(
+        "program instances of a launch over 64 rows and 4 layers with tiles of 4 rows",
+        lambda: -(-64 // 4) * 4,
+        "the grid is (blocks of rows, layers)",
+    ),
+    "kernels.launches": Exercise(
+        "launches of a commit of K and V, all layers, into an MXFP8 pool",
+        _launches,
+        "payload and scales, K and V, and all layers leave together",
     ),
     "prefix.slots": Exercise(
         "slots written by loc_2d [[17, 18, 19], [0, 33, -1]] with commit_lens [2, 3], in rising order",

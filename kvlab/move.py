@@ -162,9 +162,9 @@ def _rows_pool(layout: Layout, rows: int, device):
 
 
 def _share_memory(a, b) -> bool:
-    """Whether two pools have bytes in common: one pool, or pools that adopted tensors of one storage."""
-    storages = [{x.untyped_storage().data_ptr() for x in pool.buffers.values()} for pool in (a, b)]
-    return bool(storages[0] & storages[1])
+    """Whether two pools may have bytes in common: one pool, or pools that adopted memory whose addresses meet."""
+    spans = [[(x.data_ptr(), x.data_ptr() + x.numel()) for x in pool.buffers.values()] for pool in (a, b)]
+    return any(start < other_end and other < end for start, end in spans[0] for other, other_end in spans[1])
 
 
 def _pair(name_a: str, a, pool_a, name_b: str, b, pool_b):

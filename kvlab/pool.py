@@ -242,7 +242,7 @@ class KVPool:
         return regions.buf_infos(self, scales=False)
 
     def get_kv_scale_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """The same for the scales: empty where the format has none, or where they travel inside the page's run."""
+        """The same for scales: empty where the format has none, or where they travel inside the page's run."""
         return regions.buf_infos(self, scales=True)
 
     def get_kv_size_bytes(self) -> tuple[int, int]:

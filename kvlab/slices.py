@@ -43,7 +43,9 @@ def copy_field(source, target, name: str, source_loc: np.ndarray, target_loc: np
         slots_a, slots_b, lengths = slots_a[full], slots_b[full], lengths[full]
     else:
         left[:] = False
-    runs = [*zip(*divmod(slots_a, span_a), *divmod(slots_b, span_b), lengths, strict=True)]
+    row = prod(source.layout.fields[name].extents[c] for c in ("head", "dim")) * source.layout.fields[name].item
+    columns = (*divmod(slots_a, span_a), *divmod(slots_b, span_b), lengths)
+    runs = [*zip(*(x.tolist() for x in columns), strict=True)]
     for (a, _), (b, _) in pairs:
 
         def copy_some(some, a=a, b=b):
@@ -54,7 +56,7 @@ def copy_field(source, target, name: str, source_loc: np.ndarray, target_loc: np
                     rows = _block(a[:, page_a], digits_a, parts, at_a)
                     _block(b[:, page_b], digits_b, parts, at_b)[...] = rows
 
-        _in_threads(copy_some, runs, len(source_loc) * a[:, 0, 0].nbytes)
+        _in_threads(copy_some, runs, len(source_loc) * len(a) * row)
     return left
 
 

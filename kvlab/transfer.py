@@ -1,33 +1,34 @@
 """Pages between processes: sent as envelopes, verified, and only then published to the receiving pool.
 
-The wire holds a header (the sender's layout, a checksum for each page), then one run of bytes for each page: the
-page-major envelope, all layers of K, V and their scales. Page ids and layouts of the two sides may differ.
+The wire holds a header (the sender's layout, a checksum for each page, and one of its own), then one run of bytes for
+each page: the page-major envelope, all layers of K, V and their scales. Page ids and layouts of the two sides may
+differ. Both sides wait for each other: give their process group a timeout that you are willing to wait.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 
 import torch
-import torch.distributed as dist
 
 from .builders import page_major
 from .geometry import Geometry
 from .layout import Layout
 from .move import copy, mismatch
+from .wire import PREFIX_BYTES, TransferError, Wire
 
-VERSION = 1
-
-
-class TransferError(RuntimeError):
-    """A transfer that did not happen: the receiving pool is as it was, and the message says why."""
+__all__ = ["TransferError", "Transferred", "recv_pages", "send_pages", "slots_of"]
+VERSION = 2
+NOTHING = "nothing was published"
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """What crossed the wire, in bytes: ``header_bytes`` and ``pages * page_bytes`` of payload."""
+    """What the sender put on the wire: ``header_bytes``, then ``pages * page_bytes`` of payload."""
 
     pages: int
     page_bytes: int
@@ -48,28 +49,32 @@ def send_pages(pool, pages, dst: int, group=None) -> Transferred:
 
     Raises
     ------
-    IndexError, ValueError
-        A page outside the pool, or given twice.
+    IndexError, TypeError, ValueError
+        A page outside the pool, not an int, or given twice (the receiver is told).
     TransferError
         The receiver refused or went away; the message says why.
     """
-    pages = _page_ids(pool, pages)
-    envelopes = _envelopes(pool, pages)
+    wire = Wire(dst, group)
+    try:
+        pages = _page_ids(pool, pages)
+        envelopes = _envelopes(pool, pages)
+    except Exception as error:  # whatever it is, the receiver must not wait for it
+        wire.send_text(json.dumps({"version": VERSION, "error": _why(error)}).encode())
+        raise
     header = {
         "version": VERSION,
         "layout": pool.layout.to_dict(),
         "pages": len(pages),
-        "page_bytes": len(envelopes[0]) if pages else 0,
+        "page_bytes": _stage_layout(pool.layout, 0).nbytes,
         "checksums": [_checksum(e) for e in envelopes],
     }
     text = json.dumps(header).encode()
-    wire = _Wire(dst, group)
     wire.send_text(text)
     wire.answer("refused the transfer")
     for envelope in envelopes:
         wire.send(envelope)
     wire.answer("did not publish the pages")
-    return Transferred(len(pages), header["page_bytes"], len(text))
+    return Transferred(len(pages), header["page_bytes"], PREFIX_BYTES + len(text))
 
 
 def recv_pages(pool, pages, src: int, group=None) -> Transferred:
@@ -85,69 +90,83 @@ def recv_pages(pool, pages, src: int, group=None) -> Transferred:
 
     Raises
     ------
-    IndexError, ValueError
-        A page outside the pool, or given twice (the sender is told).
+    IndexError, TypeError, ValueError
+        A page outside the pool, not an int, or given twice (the sender is told).
     TransferError
         Layouts that do not fit, too few pages, a page that does not match its checksum, a sender that went away.
+        The pool is as it was.
     """
-    wire = _Wire(src, group)
-    text = wire.receive_text()
+    wire = Wire(src, group)
+    text, damage = wire.receive_text(f"before its header was complete; {NOTHING}")
+    header, layout, reason = _read_header(text, damage, pool)
+    if "error" in header:  # the sender is gone from this transfer: it waits for no answer
+        raise TransferError(f"the sender gave up: {header['error']}; {NOTHING}")
     try:
-        pages = _page_ids(pool, pages)
-    except (IndexError, ValueError) as error:
-        wire.reply(str(error))
+        pages, count = _page_ids(pool, pages), header.get("pages", 0)
+        if not reason and count > len(pages):
+            reason = f"{count} pages are sent, {len(pages)} are free here"
+        arrived = None if reason else _stage(layout, count, pool.device)
+    except Exception as error:  # whatever it is, the sender must not wait for it
+        wire.reply(_why(error))
         raise
-    header, layout, reason = _read_header(text, pool, pages)
     wire.reply(reason)
     if reason:
-        raise TransferError(f"transfer refused: {reason}; nothing was published")
-    count, page_bytes = header["pages"], header["page_bytes"]
-    arrived = _stage(layout, count, pool.device)
+        raise TransferError(f"transfer refused: {reason}; {NOTHING}")
     raw = arrived.buffers["raw"].view(count + 1, -1)
     for i in range(count):
-        wire.receive(raw[i + 1], f"after {i} of {count} pages; nothing was published")
+        wire.receive(raw[i + 1], f"after {i} of {count} pages; {NOTHING}")
     wrong = [i for i in range(count) if _checksum(raw[i + 1]) != header["checksums"][i]]
-    reason = f"page {wrong[0]} of the transfer does not match its checksum" if wrong else ""
-    if not wrong:
-        size = pool.layout.geometry.page_size
-        copy(arrived, _slots(range(1, count + 1), size, pool.device), pool, _slots(pages[:count], size, pool.device))
-    wire.reply(reason)
     if wrong:
-        raise TransferError(f"transfer refused: {reason}; nothing was published")
-    return Transferred(count, page_bytes, len(text))
+        reason = f"page {wrong[0]} of the transfer does not match its checksum"
+        wire.reply(reason)
+        raise TransferError(f"transfer refused: {reason}; {NOTHING}")
+    size = pool.layout.geometry.page_size
+    try:
+        copy(
+            arrived, slots_of(range(1, count + 1), size, pool.device), pool, slots_of(pages[:count], size, pool.device)
+        )
+    except Exception as error:
+        wire.reply(_why(error))
+        raise
+    with suppress(TransferError):  # the pages are here and whole, even if the sender is gone
+        wire.reply("")
+    return Transferred(count, header["page_bytes"], PREFIX_BYTES + len(text))
 
 
-def _read_header(text: bytes, pool, pages) -> tuple[dict, Layout | None, str]:
+def _read_header(text: bytes, damage: str, pool) -> tuple[dict, Layout | None, str]:
     """Header, the sender's layout, and why this pool can't take the pages ("" where it can)."""
+    if damage:
+        return {}, None, damage
     try:
         header = json.loads(text)
         if header["version"] != VERSION:
-            return header, None, f"header version {header['version']}, this side reads {VERSION}"
+            return {}, None, f"header version {header['version']}, this side reads {VERSION}"
+        if "error" in header:
+            return header, None, ""
         layout = Layout.from_dict(header["layout"])
-    except (ValueError, KeyError, TypeError) as error:
-        return {}, None, f"a header that can't be read ({error})"
+        envelope, count = _stage_layout(layout, 0).nbytes, len(header["checksums"])
+        if header["pages"] != count or header["page_bytes"] != envelope:
+            raise ValueError(
+                f"{header['pages']} pages of {header['page_bytes']} bytes, {count} checksums, envelopes of {envelope}"
+            )
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        return {}, None, f"a header that can't be read ({type(error).__name__}: {error})"
     difference = mismatch(layout, pool.layout)
     sizes = layout.geometry.page_size, pool.layout.geometry.page_size
     if not difference and sizes[0] != sizes[1]:
         difference = f"page_size: {sizes[0]} and {sizes[1]}"
-    if difference:
-        return header, layout, f"sender and receiver differ in {difference}"
-    if header["pages"] > len(pages):
-        return header, layout, f"{header['pages']} pages are sent, {len(pages)} are free here"
-    envelope = _stage_layout(layout, 0).nbytes
-    if header["pages"] and header["page_bytes"] != envelope:
-        return header, layout, f"a page of {header['page_bytes']} bytes, this side's envelope has {envelope}"
-    return header, layout, ""
+    return header, layout, f"sender and receiver differ in {difference}" if difference else ""
 
 
 def _page_ids(pool, pages) -> list[int]:
-    pages = [int(p) for p in pages]
-    total = pool.layout.geometry.pages
+    pages = [index(p) for p in pages]
+    total, seen = pool.layout.geometry.pages, set()
     for i, p in enumerate(pages):
         if not 0 <= p < total:
             raise IndexError(f"pages[{i}]={p} is outside the pool's pages 0 … {total - 1}")
-        if p in pages[:i]:
+        if p in seen:
             raise ValueError(f"pages[{i}]={p} is given twice")
+        seen.add(p)
     return pages
 
 
@@ -156,12 +175,13 @@ def _envelopes(pool, pages) -> list[torch.Tensor]:
     g = pool.layout.geometry
     if not pages:
         return []
-    if pool.layout.fields == page_major(g, pool.layout.format).fields:
+    envelopes = page_major(g, pool.layout.format)
+    if (pool.layout.fields, pool.layout.buffers) == (envelopes.fields, envelopes.buffers):
         raw = pool.buffers["raw"].view(g.pages, -1)
         return [raw[p] for p in pages]
     staged = _stage(pool.layout, len(pages), pool.device)
-    slots = _slots(range(1, len(pages) + 1), g.page_size, pool.device)
-    copy(pool, _slots(pages, g.page_size, pool.device), staged, slots)
+    slots = slots_of(range(1, len(pages) + 1), g.page_size, pool.device)
+    copy(pool, slots_of(pages, g.page_size, pool.device), staged, slots)
     return list(staged.buffers["raw"].view(len(pages) + 1, -1)[1:])
 
 
@@ -177,60 +197,15 @@ def _stage(layout: Layout, pages: int, device):
     return KVPool(_stage_layout(layout, pages), device)
 
 
-def _slots(pages, page_size: int, device) -> torch.Tensor:
+def slots_of(pages, page_size: int, device=None) -> torch.Tensor:
+    """Slots of whole pages, int64 ``(len(pages) * page_size,)``, page after page."""
     first = torch.tensor(list(pages), dtype=torch.int64, device=device) * page_size
     return (first[:, None] + torch.arange(page_size, device=device)).reshape(-1)
 
 
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _checksum(envelope: torch.Tensor) -> int:
     return zlib.crc32(envelope.cpu().numpy())
-
-
-class _Wire:
-    """Messages to and from one peer: bytes, texts with their length before them, and answers."""
-
-    def __init__(self, peer: int, group):
-        self.peer, self.group = peer, group
-        self.device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-
-    def send(self, data: torch.Tensor) -> None:
-        try:
-            dist.send(data.contiguous().to(self.device), group=self.group, group_dst=self.peer)
-        except (RuntimeError, ValueError) as error:
-            raise TransferError(f"the receiver went away: {_short(error)}") from error
-
-    def receive(self, into: torch.Tensor, when: str) -> None:
-        buffer = (
-            into if into.device == self.device and into.is_contiguous() else torch.empty_like(into, device=self.device)
-        )
-        try:
-            dist.recv(buffer, group=self.group, group_src=self.peer)
-        except (RuntimeError, ValueError) as error:
-            raise TransferError(f"the peer went away {when}: {_short(error)}") from error
-        if buffer is not into:
-            into.copy_(buffer)
-
-    def send_text(self, text: bytes) -> None:
-        self.send(torch.tensor([len(text)], dtype=torch.int64))
-        if text:
-            self.send(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-
-    def receive_text(self, when: str = "before its header was complete; nothing was published") -> bytes:
-        length = torch.zeros(1, dtype=torch.int64)
-        self.receive(length, when)
-        text = torch.empty(int(length), dtype=torch.uint8)
-        if len(text):
-            self.receive(text, when)
-        return text.numpy().tobytes()
-
-    def reply(self, reason: str) -> None:
-        self.send_text(reason.encode())
-
-    def answer(self, verb: str) -> None:
-        reason = self.receive_text("before it answered").decode()
-        if reason:
-            raise TransferError(f"the receiver {verb}: {reason}")
-
-
-def _short(error: Exception) -> str:
-    return str(error).splitlines()[0][:200]

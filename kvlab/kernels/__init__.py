@@ -1,7 +1,14 @@
-"""The primitives as Triton kernels, one file each; :mod:`kvlab.reference` has the same functions in plain torch."""
+"""The primitives as Triton kernels, one file each; :mod:`kvlab.reference` has the same functions in plain torch.
 
-from .commit import commit_rows
-from .copy import copy_rows
-from .gather import gather_rows
+Loaded when first used, so that :mod:`kvlab.kernels.launch` can be imported where Triton is missing.
+"""
 
-__all__ = ["commit_rows", "copy_rows", "gather_rows"]
+from importlib import import_module
+
+_HOME = {"commit_rows": "commit", "copy_rows": "copy", "gather_rows": "gather"}
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
