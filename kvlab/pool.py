@@ -235,7 +235,7 @@ class KVPool:
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
         """``(ptrs, lens, item_lens)`` of the regions that hold K and V, for a byte transfer of whole pages.
 
-        An item is what one page occupies in its region; page p of a region starts at ``ptr + p * item_len``. Parts whose
+        An item is what one page occupies in its region; page p starts at ``ptr + p * item_len``. Parts whose
         pages lie in one item share a region: page-major is one, scales inside; token- and head-major have one per
         layer and field. ValueError for pages that no region describes (views of a larger tensor).
         """
