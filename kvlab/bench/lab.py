@@ -54,6 +54,15 @@ def _wait_for(port: int, server, seconds: float = 120) -> None:
     raise TimeoutError(f"jupyter lab did not listen on port {port} within {seconds:.0f} s")
 
 
+def write_notebook(path: Path, *cells: str) -> None:
+    """A notebook of these code cells; it names its kernel, else JupyterLab asks for one in a dialog."""
+    import nbformat
+
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, path)
+
+
 def open_notebook(tab, url: str, name: str, seconds: float = 120):
     """Open a notebook with the file browser closed; returns nothing, the tab shows it with an idle kernel."""
     tab.goto(f"{url}/lab/tree/{name}?reset")

@@ -1,0 +1,82 @@
+"""How fast the widgets answer, in a real browser: ``python -m kvlab.bench.widgets`` (needs chromium).
+
+A step is a key or a slider move; it ends when the page has changed for the last time, figure and words included.
+Times depend on the machine and on what else runs on it, so they are printed, not tested.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from . import browser, lab
+
+# One step, and the milliseconds until the last change of the widget's part of the page, 250 ms of quiet after it.
+STEP = """(step) => new Promise(done => {
+    const area = document.querySelector('.jp-OutputArea-output .widget-vbox');
+    const start = performance.now(); let last = 0;
+    const seen = new MutationObserver(() => { last = performance.now(); });
+    const graph = area.querySelector('.js-plotly-plot');
+    graph.on('plotly_afterplot', () => { last = performance.now(); });
+    const target = area.querySelectorAll(step.selector)[step.index];
+    if (step.key) target.dispatchEvent(new KeyboardEvent('keydown', {key: step.key, bubbles: true}));
+    else { target.value = step.value; target.dispatchEvent(new Event('input', {bubbles: true})); }
+    const after = performance.now();
+    seen.observe(area, {subtree: true, childList: true, attributes: true, characterData: true});
+    const wait = () => {
+        const now = performance.now();
+        if (last > after && now - last > 250 || now - start > 8000) { seen.disconnect(); done(last - start); }
+        else setTimeout(wait, 10);
+    };
+    wait();
+})"""
+MIB = {"layers": 4, "heads": 4, "head_dim": 128, "v_head_dim": 128, "page_size": 16, "pages": 8}
+CASES = {
+    "LayoutExplorer, 1 MiB pool": (f"from kvlab.widgets import LayoutExplorer\nLayoutExplorer({MIB})", 100),
+    "CommitPlayground, 8 x 8, this backend": ("from kvlab.widgets import CommitPlayground\nCommitPlayground()", 250),
+    "CommitPlayground, 8 x 8, reference": (
+        "import kvlab.backends\nkvlab.backends.reference_backend().__enter__()\n"
+        "from kvlab.widgets import CommitPlayground\nCommitPlayground()",
+        100,
+    ),
+}
+
+
+def steps(name: str, count: int) -> list[dict]:
+    """The steps of a widget, each different from the one before it."""
+    if name.startswith("Layout"):
+        return [{"selector": ".kvlab-hex", "index": 0, "key": k} for k in ["ArrowDown", "ArrowRight"] * (count // 2)]
+    return [{"selector": "input[type=range]", "index": 1, "value": i % 7 + 1} for i in range(count)]
+
+
+def measure(url: str, folder: Path, name: str, code: str, count: int) -> tuple[float, list[float]]:
+    """Seconds from running the cell to its first figure, and milliseconds of each step."""
+    lab.write_notebook(folder / "bench.ipynb", "import kvlab", code)
+    with browser.page(1280, 1400) as tab:
+        lab.open_notebook(tab, url, "bench.ipynb")
+        tab.click(".jp-CodeCell >> nth=0")
+        tab.keyboard.press("Shift+Enter")
+        tab.wait_for_timeout(8000)  # the kernel starts and imports torch: not the widget's time
+        begin = tab.evaluate("performance.now()")
+        tab.keyboard.press("Shift+Enter")
+        tab.wait_for_selector(".js-plotly-plot .main-svg", state="attached", timeout=60000)
+        first = (tab.evaluate("performance.now()") - begin) / 1e3
+        tab.wait_for_timeout(2000)
+        return first, [tab.evaluate(STEP, step) for step in steps(name, count)]
+
+
+def main(count: int = 24) -> None:
+    if reason := browser.missing():
+        raise SystemExit(f"nothing measured: {reason}")
+    print(f"{'widget':40} {'first figure':>13} {'median step':>12} {'95 %':>8} {'aim':>8}")
+    with tempfile.TemporaryDirectory() as folder, lab.lab(folder) as url:
+        for name, (code, aim) in CASES.items():
+            first, times = measure(url, Path(folder), name, code, count)
+            median, high = np.percentile(times, [50, 95])
+            print(f"{name:40} {first:11.1f} s {median:9.0f} ms {high:5.0f} ms {aim:5} ms")
+
+
+if __name__ == "__main__":
+    main()
