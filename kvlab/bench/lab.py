@@ -15,6 +15,8 @@ from pathlib import Path
 IDLE = "() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
 ALL_RAN = """() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
     .every(e => /\\d/.test(e.innerText))"""
+ANY_STARTED = """() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
+    .some(e => /[\\d*]/.test(e.innerText))"""
 # By default cells outside the window are not in the page at all, and a test would see no outputs of theirs.
 SETTINGS = {"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}}
 
@@ -74,8 +76,12 @@ def open_notebook(tab, url: str, name: str, seconds: float = 120):
 
 def run_all(tab, seconds: float = 300) -> None:
     """Run every cell and wait until each has run and the kernel is idle."""
-    tab.click("text=Run >> nth=0")
-    tab.click("text=Run All Cells")
+    for _ in range(5):  # a kernel that is still connecting loses the request without a word
+        tab.click("text=Run >> nth=0")
+        tab.click("text=Run All Cells")
+        tab.wait_for_timeout(2000)
+        if tab.evaluate(ANY_STARTED):
+            break
     tab.wait_for_function(ALL_RAN, timeout=seconds * 1000)
     tab.wait_for_function(IDLE, timeout=seconds * 1000)
 

@@ -44,13 +44,10 @@ def commit_kernel(
     rows,
     slots,
     first_layer,
-    SIZES: tl.constexpr,
-    VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
     DIMS: tl.constexpr,
     SOURCE: tl.constexpr,
     TARGET: tl.constexpr,
-    SCALED: tl.constexpr,
     QUANTIZE: tl.constexpr,
     HAS_LENS: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -59,9 +56,9 @@ def commit_kernel(
 ):
     """Grid (blocks of ROWS rows, layers). A program commits ROWS rows of one layer: K, V, and their scales.
 
-    ``field[first_layer + y, loc[r]] = source[y, r]`` for every field and every selected row r. ``sources``, ``cells``,
-    SIZES and VECTORS hold K, V, K scale, V scale, as many as the format has; QUANTIZE is the rounding of an MXFP8
-    pool whose scales are made here, else "no". Reads no host value and syncs nothing, so a CUDA graph can hold it.
+    ``field[first_layer + y, loc[r]] = source[y, r]`` for every field and every selected row r. ``sources``
+    and ``cells`` hold K, V, K scale, V scale, as many as the format has; QUANTIZE is the rounding of an MXFP8 pool
+    whose scales are made here, else "no". Reads no host value and syncs nothing, so a CUDA graph can hold it.
     Two written rows must not share a slot.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -71,14 +68,13 @@ def commit_kernel(
         # fmt: off
         if QUANTIZE != "no":
             quantize_rows(sources[i], cells[i], cells[i + 2], row, slot, written, layer, first_layer + layer,
-                          SIZES[i], VECTORS[i], SIZES[i + 2], VECTORS[i + 2],
                           HEADS, DIMS[i], ROWS, COLUMNS, SOURCE, QUANTIZE)
         else:
             store_rows(sources[i], cells[i], divisors[i], row, slot, written, layer, first_layer + layer,
-                       SIZES[i], VECTORS[i], HEADS, DIMS[i], COLUMNS, SOURCE, TARGET, SCALED[i])
+                       HEADS, DIMS[i], COLUMNS, SOURCE, TARGET)
             if len(cells) == 4:
                 move_scales(sources[i + 2], cells[i + 2], row, slot, written, layer, first_layer + layer,
-                            SIZES[i + 2], VECTORS[i + 2], HEADS, DIMS[i] // 32, ROWS, COLUMNS // 32)
+                            HEADS, DIMS[i] // 32, ROWS, COLUMNS // 32)
         # fmt: on
 
 
@@ -104,7 +100,6 @@ def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_
     divisors = (None, None) if given_scales else (k_scale, v_scale)
     sources = [rows_of(x) for x in ((k, v, k_scale, v_scale) if given_scales else (k, v))]
     cells = [pool.cells(name) for name in layout.fields]
-    vectors = [1 if quantize != "no" and i > 1 else sources[i][1] for i in range(len(cells))]
     rows, layers = loc.numel(), k.shape[0]
     widest = g.heads * max(g.head_dim, g.v_head_dim)
     tile_rows, columns, warps = tile_of(rows, widest, k.element_size(), k.device)
@@ -114,19 +109,16 @@ def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_
         (loc, *loc.stride(), loc.shape[1]),
         (commit_lens, commit_lens.stride(0)) if commit_lens is not None else (loc, 0),
         (row_mask.view(torch.uint8), *row_mask.stride()) if row_mask is not None else (loc, 0, 0),
-        tuple(s for s, _ in sources),
+        tuple(sources),
         tuple(c.args for c in cells),
-        tuple(1.0 if d is None else d for d in divisors),
+        tuple(scale_of(d) for d in divisors),
         rows,
         g.slots,
         first_layer,
-        SIZES=tuple(c.sizes for c in cells),
-        VECTORS=tuple((vector, c.vector, c.word) for vector, c in zip(vectors, cells, strict=True)),
         HEADS=g.heads,
         DIMS=(g.head_dim, g.v_head_dim),
         SOURCE=kind(k.dtype),
         TARGET=kind(pool.dtype),
-        SCALED=tuple(scaled(d) for d in divisors),
         QUANTIZE=quantize,
         HAS_LENS=commit_lens is not None,
         HAS_MASK=row_mask is not None,
@@ -136,11 +128,12 @@ def commit_rows(pool, first_layer, loc, k, v, commit_lens, row_mask, k_scale, v_
     )
 
 
-def rows_of(x: torch.Tensor) -> tuple[tuple, int]:
-    """Dense or strided rows as the kernels take them: pointer and (layer, row, head, dim) strides; and their vector."""
+def rows_of(x: torch.Tensor) -> tuple:
+    """Dense or strided rows as the kernels take them: pointer, (layer, row, head, dim) strides, and items an access can
+    move."""
     item = x.element_size()
     vector = wide(item, x.data_ptr(), *x.stride()[:3], x.shape[3])
-    return (x.view(INT_VIEW[item]), *x.stride()), vector
+    return (x.view(INT_VIEW[item]), *x.stride(), tl.constexpr(vector))
 
 
 def kind(dtype: torch.dtype) -> str:
@@ -148,6 +141,8 @@ def kind(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def scaled(scale) -> str:
-    """How a kernel gets a plain FP8 scale: "no", a "number", or a "pointer" that saves the host a sync."""
-    return "no" if scale is None else "pointer" if isinstance(scale, torch.Tensor) else "number"
+def scale_of(scale) -> tuple:
+    """A plain FP8 scale as the kernels take it: a number, or a pointer that saves the host a sync, and which it is."""
+    if scale is None:
+        return 1.0, tl.constexpr("no")
+    return scale, tl.constexpr("pointer" if isinstance(scale, torch.Tensor) else "number")

@@ -20,10 +20,6 @@ def copy_kernel(
     rows,
     source_slots,
     target_slots,
-    SOURCE_SIZES: tl.constexpr,
-    TARGET_SIZES: tl.constexpr,
-    SOURCE_VECTORS: tl.constexpr,
-    TARGET_VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
     DIMS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -41,20 +37,19 @@ def copy_kernel(
     target = tl.load(target_loc[0] + row * target_loc[1], mask=inside, other=-1).to(tl.int64)
     moved = inside & (source >= 0) & (source < source_slots) & (target > 0) & (target < target_slots)
     for i in tl.static_range(len(DIMS)):
-        from_row = row_offsets(sources[i], SOURCE_SIZES[i], SOURCE_VECTORS[i], layer, source)
+        from_row = row_offsets(sources[i], layer, source)
         for first in range(0, HEADS * DIMS[i], COLUMNS[i]):
             column = first + tl.arange(0, COLUMNS[i])
             mask = moved[:, None] & (column < HEADS * DIMS[i])[None, :]
-            from_column = column_offsets(sources[i], SOURCE_SIZES[i], SOURCE_VECTORS[i], column, DIMS[i])
+            from_column = column_offsets(sources[i], column, DIMS[i])
             values = tl.load(sources[i][0] + from_row[:, None] + from_column[None, :], mask=mask, other=0)
             if i < 2:
-                to_row = row_offsets(targets[i], TARGET_SIZES[i], TARGET_VECTORS[i][1], layer, target)
-                to_column = column_offsets(targets[i], TARGET_SIZES[i], TARGET_VECTORS[i][1], column, DIMS[i])
+                to_row = row_offsets(targets[i], layer, target)
+                to_column = column_offsets(targets[i], column, DIMS[i])
                 tl.store(targets[i][0] + to_row[:, None] + to_column[None, :], values, mask=mask)
             else:
                 # fmt: off
-                store_scales(targets[i], values, target, moved, layer, first, TARGET_SIZES[i], TARGET_VECTORS[i],
-                             HEADS, DIMS[i], ROWS, COLUMNS[i])
+                store_scales(targets[i], values, target, moved, layer, first, HEADS, DIMS[i], ROWS, COLUMNS[i])
                 # fmt: on
 
 
@@ -83,10 +78,6 @@ def copy_rows(source, source_loc, target, target_loc) -> None:
         len(source_loc),
         g.slots,
         target.layout.geometry.slots,
-        SOURCE_SIZES=tuple(c.sizes for c in sources),
-        TARGET_SIZES=tuple(c.sizes for c in targets),
-        SOURCE_VECTORS=tuple(c.vector for c in sources),
-        TARGET_VECTORS=tuple((1, c.vector, c.word) for c in targets),
         HEADS=g.heads,
         DIMS=dims,
         ROWS=rows,

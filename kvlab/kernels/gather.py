@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..formats import INT_VIEW
-from .commit import kind, scaled
+from .commit import kind, scale_of
 from .launch import launch
 from .rows import dequantize_rows, load_rows
 from .tiles import tile_of
@@ -22,12 +22,9 @@ def gather_kernel(
     rows,
     slots,
     first_layer,
-    SIZES: tl.constexpr,
-    VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
     DIMS: tl.constexpr,
     STORED: tl.constexpr,
-    SCALED: tl.constexpr,
     DEQUANTIZE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -48,10 +45,10 @@ def gather_kernel(
         # fmt: off
         if DEQUANTIZE:
             dequantize_rows(outs[i], cells[i], cells[i + 2], slot, inside, real, out_row, first_layer + layer,
-                            SIZES[i], VECTORS[i], SIZES[i + 2], VECTORS[i + 2], HEADS, DIMS[i], ROWS, COLUMNS)
+                            HEADS, DIMS[i], ROWS, COLUMNS)
         else:
             load_rows(outs[i], cells[i], factors[i], slot, inside, real, out_row, first_layer + layer,
-                      SIZES[i], VECTORS[i], HEADS, DIMS[i], COLUMNS, STORED, SCALED[i])
+                      HEADS, DIMS[i], COLUMNS, STORED)
         # fmt: on
 
 
@@ -93,16 +90,13 @@ def gather_rows(pool, fields, first_layer: int, layers: int, loc, k_scale, v_sca
             for x in outs
         ),
         tuple(c.args for c in cells),
-        tuple(1.0 if f is None else f for f in factors),
+        tuple(scale_of(f) for f in factors),
         rows,
         g.slots,
         first_layer,
-        SIZES=tuple(c.sizes for c in cells),
-        VECTORS=tuple(c.vector for c in cells),
         HEADS=g.heads,
         DIMS=dims,
         STORED=kind(dtype),
-        SCALED=tuple(scaled(f) for f in factors),
         DEQUANTIZE=dequantize,
         ROWS=tile_rows,
         COLUMNS=columns,

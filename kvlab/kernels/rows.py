@@ -9,8 +9,9 @@ from .mx import dequantize_blocks, quantize_blocks
 
 
 @triton.jit
-def load_source(source, row, layer, column, moved, VECTOR: tl.constexpr, DIM: tl.constexpr):
+def load_source(source, row, layer, column, moved, DIM: tl.constexpr):
     """``source[layer, row[r], column // DIM, column % DIM]`` by the source's own strides; zeros where not moved."""
+    VECTOR: tl.constexpr = source[5]
     from_row = tl.multiple_of(layer * source[1] + row.to(tl.int64) * source[2], [VECTOR])
     head = tl.multiple_of((column // DIM).to(tl.int64) * source[3], [VECTOR])
     from_column = head + (column % DIM) * source[4]
@@ -27,35 +28,33 @@ def store_rows(
     written,
     source_layer,
     layer,
-    SIZES: tl.constexpr,
-    VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     SOURCE: tl.constexpr,
     TARGET: tl.constexpr,
-    SCALED: tl.constexpr,
 ):
     """``field[layer, slot[r]] = cast(source[source_layer, row[r]] / scale)`` for every written row r.
 
     Rows that are of the field's dtype already are moved as bits: nothing is converted.
     """
-    to_row = row_offsets(cells, SIZES, VECTORS[1], layer, slot)
+    SCALED: tl.constexpr = scale[1]
+    to_row = row_offsets(cells, layer, slot)
     for first in range(0, HEADS * DIM, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         moved = written[:, None] & (column < HEADS * DIM)[None, :]
-        values = load_source(source, row, source_layer, column, moved, VECTORS[0], DIM)
+        values = load_source(source, row, source_layer, column, moved, DIM)
         if SOURCE != TARGET:
             bits = decode(values, SOURCE)
             if SCALED != "no":
-                divisor = tl.load(scale) if SCALED == "pointer" else scale
+                divisor = tl.load(scale[0]) if SCALED == "pointer" else scale[0]
                 # div_rn: the plain division of compiled Triton is an approximation
                 quotient = tl.div_rn(bits.to(tl.float32, bitcast=True), divisor.to(tl.float32))
                 # hardware and numpy give a quotient's NaN different bits: keep the decoded one
                 is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
                 bits = tl.where(is_nan, bits, quotient.to(tl.uint32, bitcast=True))
             values = encode(bits, TARGET)
-        to_column = column_offsets(cells, SIZES, VECTORS[1], column, DIM)
+        to_column = column_offsets(cells, column, DIM)
         tl.store(cells[0] + to_row[:, None] + to_column[None, :], values, mask=moved)
 
 
@@ -69,10 +68,6 @@ def quantize_rows(
     written,
     source_layer,
     layer,
-    SIZES: tl.constexpr,
-    VECTORS: tl.constexpr,
-    SCALE_SIZES: tl.constexpr,
-    SCALE_VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -84,17 +79,16 @@ def quantize_rows(
 
     Payload and scale leave the same program, so that no commit can write one without the other.
     """
-    to_row = row_offsets(cells, SIZES, VECTORS[1], layer, slot)
+    to_row = row_offsets(cells, layer, slot)
     for first in range(0, HEADS * DIM, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         moved = written[:, None] & (column < HEADS * DIM)[None, :]
-        values = load_source(source, row, source_layer, column, moved, VECTORS[0], DIM)
+        values = load_source(source, row, source_layer, column, moved, DIM)
         payload, scales = quantize_blocks(decode(values, SOURCE), ROWS, COLUMNS, ROUNDING)
-        to_column = column_offsets(cells, SIZES, VECTORS[1], column, DIM)
+        to_column = column_offsets(cells, column, DIM)
         tl.store(cells[0] + to_row[:, None] + to_column[None, :], payload, mask=moved)
         # fmt: off
-        store_scales(scale_cells, scales, slot, written, layer, first // 32, SCALE_SIZES, SCALE_VECTORS,
-                     HEADS, DIM // 32, ROWS, COLUMNS // 32)
+        store_scales(scale_cells, scales, slot, written, layer, first // 32, HEADS, DIM // 32, ROWS, COLUMNS // 32)
         # fmt: on
 
 
@@ -107,8 +101,6 @@ def move_scales(
     written,
     source_layer,
     layer,
-    SIZES: tl.constexpr,
-    VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -118,8 +110,8 @@ def move_scales(
     for first in range(0, HEADS * BLOCKS, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         moved = written[:, None] & (column < HEADS * BLOCKS)[None, :]
-        scales = load_source(source, row, source_layer, column, moved, VECTORS[0], BLOCKS)
-        store_scales(scale_cells, scales, slot, written, layer, first, SIZES, VECTORS, HEADS, BLOCKS, ROWS, COLUMNS)
+        scales = load_source(source, row, source_layer, column, moved, BLOCKS)
+        store_scales(scale_cells, scales, slot, written, layer, first, HEADS, BLOCKS, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -130,8 +122,6 @@ def store_scales(
     written,
     layer,
     first,
-    SIZES: tl.constexpr,
-    VECTORS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -139,10 +129,10 @@ def store_scales(
 ):
     """``scales[layer, slot[r], first + c] = scales[r, c]`` for uint8 ``(ROWS, COLUMNS)``.
 
-    VECTORS[2] neighbours that lie side by side leave as one word: a tile has fewer scales than threads, so the
+    WORD neighbours that lie side by side leave as one word: a tile has fewer scales than threads, so the
     compiler would store them byte by byte.
     """
-    WORD: tl.constexpr = VECTORS[2]
+    WORD: tl.constexpr = scale_cells[7]
     word = scales.to(tl.uint32)
     if WORD > 1:
         shift = (tl.arange(0, WORD) * 8).to(tl.uint32)
@@ -155,8 +145,8 @@ def store_scales(
         pointer = scale_cells[0]
     column = first + tl.arange(0, COLUMNS // WORD) * WORD
     moved = written[:, None] & (column < HEADS * BLOCKS)[None, :]
-    to_row = row_offsets(scale_cells, SIZES, VECTORS[1], layer, slot) // WORD
-    to_column = column_offsets(scale_cells, SIZES, VECTORS[1], column, BLOCKS) // WORD
+    to_row = row_offsets(scale_cells, layer, slot) // WORD
+    to_column = column_offsets(scale_cells, column, BLOCKS) // WORD
     tl.store(pointer + to_row[:, None] + to_column[None, :], word.to(pointer.dtype.element_ty), mask=moved)
 
 
@@ -170,24 +160,22 @@ def load_rows(
     real,
     out_row,
     layer,
-    SIZES: tl.constexpr,
-    VECTOR: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     STORED: tl.constexpr,
-    SCALED: tl.constexpr,
 ):
     """``out[out_row[r]] = field[layer, slot[r]] (* scale)``; zeros where the slot is not real."""
-    from_row = row_offsets(cells, SIZES, VECTOR, layer, slot)
+    SCALED: tl.constexpr = scale[1]
+    from_row = row_offsets(cells, layer, slot)
     to_row = out_row * (HEADS * DIM)
     for first in range(0, HEADS * DIM, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         within = (column < HEADS * DIM)[None, :]
-        from_column = column_offsets(cells, SIZES, VECTOR, column, DIM)
+        from_column = column_offsets(cells, column, DIM)
         values = tl.load(cells[0] + from_row[:, None] + from_column[None, :], mask=real[:, None] & within, other=0)
         if SCALED != "no":
-            factor = tl.load(scale) if SCALED == "pointer" else scale
+            factor = tl.load(scale[0]) if SCALED == "pointer" else scale[0]
             number = decode(values, STORED).to(tl.float32, bitcast=True)
             # hardware and numpy give a product's NaN different bits: keep the decoded one
             values = tl.where(number == number, number * factor.to(tl.float32), number)
@@ -204,27 +192,23 @@ def dequantize_rows(
     real,
     out_row,
     layer,
-    SIZES: tl.constexpr,
-    VECTOR: tl.constexpr,
-    SCALE_SIZES: tl.constexpr,
-    SCALE_VECTOR: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """``out[out_row[r]] = field[layer, slot[r]] * 2^(scales[layer, slot[r]] - 127)`` in fp32."""
-    from_row = row_offsets(cells, SIZES, VECTOR, layer, slot)
-    scale_row = row_offsets(scale_cells, SCALE_SIZES, SCALE_VECTOR, layer, slot)
+    from_row = row_offsets(cells, layer, slot)
+    scale_row = row_offsets(scale_cells, layer, slot)
     to_row = out_row * (HEADS * DIM)
     for first in range(0, HEADS * DIM, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         within = (column < HEADS * DIM)[None, :]
-        from_column = column_offsets(cells, SIZES, VECTOR, column, DIM)
+        from_column = column_offsets(cells, column, DIM)
         payload = tl.load(cells[0] + from_row[:, None] + from_column[None, :], mask=real[:, None] & within, other=0)
         block = first // 32 + tl.arange(0, COLUMNS // 32)
         scaled = real[:, None] & (block < HEADS * DIM // 32)[None, :]
-        scale_column = column_offsets(scale_cells, SCALE_SIZES, SCALE_VECTOR, block, DIM // 32)
+        scale_column = column_offsets(scale_cells, block, DIM // 32)
         scales = tl.load(scale_cells[0] + scale_row[:, None] + scale_column[None, :], mask=scaled, other=0)
         values = dequantize_blocks(payload, scales, ROWS, COLUMNS)
         tl.store(out + to_row[:, None] + column[None, :], values, mask=inside[:, None] & within)
