@@ -53,8 +53,9 @@ class Cells:
     """One field of one pool, ready for a launch.
 
     ``args`` is what the kernels call ``cells``: the base pointer, a table with each layer's origin, then (strides,
-    sizes) of the head, slot and dim digits, all in items, and VECTOR, BESIDE and WORD. Sizes and these three are compile-time
-    constants; they travel inside the tuple, since Triton 3.6 cannot pass a part of a constexpr tuple on to a function.
+    sizes) of the head, slot and dim digits, all in items, and VECTOR, BESIDE and WORD. Sizes and these three are
+    compile-time constants; they travel inside the tuple, since Triton 3.6 cannot pass a part of a constexpr tuple on to
+    a function.
 
     ``vector`` is how many items of a head one access can move, ``beside`` how many neighbours in dim lie side by side;
     WORD is how many scale bytes leave as one store: those neighbours, at most 4.
