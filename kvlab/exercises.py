@@ -71,6 +71,17 @@ def _launches():
     return len(launches) or 1
 
 
+def _cycle():
+    pool = KVPool(token_major(Geometry(1, 1, 1, page_size=1, pages=8), torch.float32), device="cpu")
+    pool.view("k", 0)[:, 0, 0] = torch.arange(8.0)
+    pool.move_kv_cache(torch.tensor([6, 7, 5]), torch.tensor([5, 6, 7]))
+    return [int(x) for x in pool.view("k", 0)[5:, 0, 0]]
+
+
+def _regions(build) -> int:
+    return len(KVPool(build(GEOMETRY, torch.bfloat16), device="cpu").get_contiguous_buf_infos()[0])
+
+
 EXERCISES = {
     "tour.slot": Exercise(
         "the slot of offset 5 in page 3, pages of 16 slots",
@@ -156,6 +167,21 @@ EXERCISES = {
         "the factor by which a block reads back wrong when its scale should be 123 and the slot still holds 121",
         _factor,
         "2^(stored - needed)",
+    ),
+    "moving.cycle": Exercise(
+        "the tokens in slots 5, 6, 7 after move_kv_cache(tgt_loc=[6, 7, 5], src_loc=[5, 6, 7]); slot s held token s",
+        _cycle,
+        "every row is read before any is written, so no token is lost",
+    ),
+    "moving.regions": Exercise(
+        "regions that a byte transfer of whole bf16 pages addresses: token-major, then page-major",
+        lambda: [_regions(build) for build in (token_major, page_major)],
+        "one for each field of each layer, or one envelope",
+    ),
+    "moving.wire": Exercise(
+        "bytes of payload that 3 pages of the page-major MXFP8 pool put on the wire, the header left out",
+        lambda: 3 * page_major(GEOMETRY, MXFP8()).nbytes // GEOMETRY.pages,
+        "K and V of all layers, one byte an element, and one scale for every 32 of them",
     ),
 }
 

@@ -34,6 +34,11 @@ def copy(src, src_loc, dst, dst_loc) -> None:
     IndexError
         A slot outside its pool. In every case nothing was moved.
     """
+    _copy(src, src_loc, dst, dst_loc)
+
+
+def _copy(src, src_loc, dst, dst_loc, source_name: str = "src_loc", target_name: str = "dst_loc") -> None:
+    """:func:`copy`, under the names that the caller has for its two locs."""
     difference = mismatch(src.layout, dst.layout)
     if difference:
         raise ValueError(f"copy: src and dst differ in {difference}")
@@ -41,11 +46,11 @@ def copy(src, src_loc, dst, dst_loc) -> None:
         raise ValueError(
             f"copy: src is on {src.device}, dst is on {dst.device}; use get_cpu_copy to go through the host"
         )
-    src_loc, dst_loc = _pair("src_loc", src_loc, src, "dst_loc", dst_loc, dst)
+    src_loc, dst_loc = _pair(source_name, src_loc, src, target_name, dst_loc, dst)
     written = dst_loc > 0
-    checks.slots_in_range("src_loc", src_loc, written, src.layout.geometry.slots, low=0)
-    checks.slots_in_range("dst_loc", dst_loc, written, dst.layout.geometry.slots)
-    checks.no_duplicates("dst_loc", dst_loc, written)
+    checks.slots_in_range(source_name, src_loc, written, src.layout.geometry.slots, low=0)
+    checks.slots_in_range(target_name, dst_loc, written, dst.layout.geometry.slots)
+    checks.no_duplicates(target_name, dst_loc, written)
     run = operations(src.device).copy_rows
     if not _share_memory(src, dst):
         run(src, src_loc[0], dst, dst_loc[0])
@@ -58,8 +63,7 @@ def copy(src, src_loc, dst, dst_loc) -> None:
 
 def move(pool, tgt_loc, src_loc) -> None:
     """``pool[tgt_loc[r]] = pool[src_loc[r]]``, as sglang's ``move_kv_cache``; see :func:`copy`."""
-    tgt_loc, src_loc = _pair("tgt_loc", tgt_loc, pool, "src_loc", src_loc, pool)
-    copy(pool, src_loc[0], pool, tgt_loc[0])
+    _copy(pool, src_loc, pool, tgt_loc, target_name="tgt_loc")
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ def load_cpu_copy(pool, copied: HostCopy, indices) -> None:
     stage = _rows_pool(pool.layout, copied.rows, pool.device)
     for name, buffer in stage.buffers.items():
         buffer.copy_(copied.buffers[name], non_blocking=True)
-    copy(stage, torch.arange(1, copied.rows + 1, device=pool.device), pool, indices.reshape(-1))
+    rows = torch.arange(1, copied.rows + 1, device=pool.device)
+    _copy(stage, rows, pool, indices.reshape(-1), target_name="indices")
 
 
 def mismatch(a: Layout, b: Layout) -> str | None:

@@ -1,6 +1,6 @@
 """Rows as strided slices: how the plain path copies runs of slots between two pools at the speed of memcpy.
 
-A field becomes a numpy view ``(layers, outer, slot digits …, heads, dim digits …)`` over its own bytes; a run of slots
+A field becomes a numpy view ``(outer, layers, slot digits …, heads, dim digits …)`` over its own bytes; a run of slots
 is then one slice assignment. numpy and not torch, because a page is small: ``Tensor.copy_`` wakes its threads for it,
 and where they share the cores with others, waiting for them takes a hundred times as long as the bytes.
 """
@@ -13,61 +13,61 @@ from math import prod
 import numpy as np
 import torch
 
-# Less than this is copied before a second thread has begun.
-THREAD_BYTES = 2**22
+# What a thread takes at a time: as much as is copied while another one begins.
+TASK_BYTES = 2**22
 ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 WORDS = (np.uint64, np.uint32, np.uint16)
 
 
-def copy_field(source, target, name: str, source_loc: np.ndarray, target_loc: np.ndarray) -> np.ndarray:
-    """Copy one field's rows run by run; ``source_loc`` and ``target_loc`` int64 ``(rows,)``, all in range.
+def copy_fields(source, target, source_loc: np.ndarray, target_loc: np.ndarray) -> dict[str, np.ndarray]:
+    """Copy the rows of all fields run by run; ``source_loc`` and ``target_loc`` int64 ``(rows,)``, all in range.
 
     Returns
     -------
-    Bool ``(rows,)``: the rows that are left to do, because no slice of both fields holds them (a part of a tile of
-    scales, dims split in two unlike ways, memory that numpy can't see).
+    For each field a bool ``(rows,)``: the rows that are left to do, because no slice of both pools holds them (a part
+    of a tile of scales, dims split in two unlike ways, memory that numpy can't see).
     """
+    left, tasks = {}, []
+    for name in target.layout.fields:
+        left[name], more = _field_tasks(source, target, name, source_loc, target_loc)
+        tasks += more
+    threads = min(torch.get_num_threads(), len(tasks))
+    if threads < 2:
+        for copy_some, runs in tasks:
+            copy_some(runs)
+    else:  # numpy frees the GIL while it copies
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda task: task[0](task[1]), tasks))
+    return left
+
+
+def _field_tasks(source, target, name: str, source_loc: np.ndarray, target_loc: np.ndarray):
+    """Rows of one field that no slice holds, and ``(function, its runs)`` for the others, ``TASK_BYTES`` each."""
     left = np.ones(len(source_loc), dtype=bool)
-    pairs = _views(source, target, name)
-    if pairs is None or not len(source_loc):
-        return left
+    pairs = _views(source, target, name) if len(source_loc) else None
+    if pairs is None:
+        return left, []
     (_, digits_a), (_, digits_b) = pairs[0]
     span_a, span_b = prod(digits_a), prod(digits_b)
-    parts = digits_a if len(digits_a) > 1 else digits_b
-    whole = prod(parts) if len(parts) > 1 else 0  # such rows go by whole blocks only
-    slots_a, slots_b, firsts, lengths = slot_runs(source_loc, target_loc, span_a, span_b)
-    if whole and not (lengths == whole).all():
-        full = lengths == whole
-        for first, length in zip(firsts[full], lengths[full], strict=True):
-            left[first : first + length] = False
-        slots_a, slots_b, lengths = slots_a[full], slots_b[full], lengths[full]
-    else:
-        left[:] = False
-    row = prod(source.layout.fields[name].extents[c] for c in ("head", "dim")) * source.layout.fields[name].item
+    parts = max(digits_a, digits_b, key=len)
+    whole = prod(parts) if len(parts) > 1 else 0  # where slots have several digits, rows go by whole blocks only
+    slots_a, slots_b, lengths = slot_runs(source_loc, target_loc, span_a, span_b)
+    chosen = lengths == whole if whole else np.ones(len(lengths), dtype=bool)
+    left = np.repeat(~chosen, lengths)
     columns = (*divmod(slots_a, span_a), *divmod(slots_b, span_b), lengths)
-    runs = [*zip(*(x.tolist() for x in columns), strict=True)]
+    runs = [*zip(*(x[chosen].tolist() for x in columns), strict=True)]
+    tasks = []
     for (a, _), (b, _) in pairs:
 
         def copy_some(some, a=a, b=b):
             for page_a, at_a, page_b, at_b, n in some:
-                if not whole:
-                    b[:, page_b, at_b : at_b + n] = a[:, page_a, at_a : at_a + n]
-                else:
-                    rows = _block(a[:, page_a], digits_a, parts, at_a)
-                    _block(b[:, page_b], digits_b, parts, at_b)[...] = rows
+                rows = _rows(a[page_a], digits_a, at_a, n, parts)
+                _rows(b[page_b], digits_b, at_b, n, parts)[...] = rows
 
-        _in_threads(copy_some, runs, len(source_loc) * len(a) * row)
-    return left
-
-
-def _in_threads(work, runs: list, nbytes: int) -> None:
-    """``work(runs)``, split over as many threads as torch uses where there is enough to do; numpy frees the GIL."""
-    threads = min(torch.get_num_threads(), nbytes // THREAD_BYTES)
-    if threads < 2:
-        return work(runs)
-    step = -(-len(runs) // threads)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, (runs[i : i + step] for i in range(0, len(runs), step))))
+        row = a.nbytes // (len(a) * span_a)
+        step = max(1, TASK_BYTES * len(runs) // (row * len(source_loc)))
+        tasks += [(copy_some, runs[i : i + step]) for i in range(0, len(runs), step)]
+    return left, tasks
 
 
 def slot_runs(source_loc: np.ndarray, target_loc: np.ndarray, source_span: int, target_span: int):
@@ -75,13 +75,13 @@ def slot_runs(source_loc: np.ndarray, target_loc: np.ndarray, source_span: int, 
 
     Returns
     -------
-    First source slot, first target slot, first row and length of each run.
+    First source slot, first target slot and length of each run.
     """
     opens = np.ones(len(source_loc), dtype=bool)
     opens[1:] = (np.diff(source_loc) != 1) | (np.diff(target_loc) != 1)
     opens |= (source_loc % source_span == 0) | (target_loc % target_span == 0)
     first = np.flatnonzero(opens)
-    return source_loc[first], target_loc[first], first, np.diff(np.append(first, len(opens)))
+    return source_loc[first], target_loc[first], np.diff(np.append(first, len(opens)))
 
 
 def _views(source, target, name: str):
@@ -109,10 +109,10 @@ def _views(source, target, name: str):
 
 
 def _view(pool, field, layer: int, layers: int, slots, dims) -> np.ndarray:
-    """``(layers, outer, slot digits …, heads, dim digits …)`` of a field, items of its width; outer 1 if unsplit."""
-    slots = slots if len(slots) > 1 else [*slots, (1, 0)]
-    modes = [*reversed(slots), (field.extents["head"], field.modes["head"][0][1]), *reversed(dims)]
-    shape, strides = zip((layers, field.layer_stride), *modes, strict=True)
+    """``(outer, layers, slot digits …, heads, dim digits …)`` of a field, items of its width; outer 1 if unsplit."""
+    outer, *inner = reversed(slots if len(slots) > 1 else [*slots, (1, 0)])
+    head = field.extents["head"], field.modes["head"][0][1]
+    shape, strides = zip(outer, (layers, field.layer_stride), *inner, head, *reversed(dims), strict=True)
     memory = pool.buffers[field.buffer_of(layer)].numpy()
     return np.ndarray(shape, ITEMS[field.item], memory, field.byte(layer, 0, 0, 0), strides)
 
@@ -126,12 +126,13 @@ def _widest(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
     return [a, b]
 
 
-def _block(view: np.ndarray, digits: list[int], parts: list[int], at: int) -> np.ndarray:
-    """One block of slots with its digits as axes; ``view`` starts ``(layers, slot digits …)``."""
-    if len(digits) > 1:
-        return view
-    rows = view[:, at : at + prod(parts)]
-    return rows.reshape(rows.shape[0], *parts, *rows.shape[2:])  # splits an axis: a view, whatever the strides
+def _rows(page: np.ndarray, digits: list[int], at: int, n: int, parts: list[int]) -> np.ndarray:
+    """``n`` slots from ``at`` on of ``(layers, slot digits …)``, with ``parts`` as their axes if they are several."""
+    if len(digits) > 1 or (n == digits[0] and len(parts) == 1):
+        return page
+    rows = page[:, at : at + n]
+    # splits an axis: a view, whatever the strides
+    return rows if len(parts) == 1 else rows.reshape(rows.shape[0], *parts, *rows.shape[2:])
 
 
 def _fused(modes) -> list[tuple[int, int]]:

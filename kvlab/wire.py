@@ -24,7 +24,8 @@ class Wire:
     peer : int
         Rank of the other side in ``group``.
     group : process group or None
-        gloo, or NCCL, whose messages go through this process's GPU. Its timeout is what ends a peer that hangs.
+        gloo, or NCCL, whose messages go through this process's GPU. Its timeout is what ends a peer that hangs. Both
+        sides must speak this protocol: gloo itself ends a process that gets a message of another size than it awaits.
     """
 
     def __init__(self, peer: int, group):

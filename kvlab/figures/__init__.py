@@ -8,6 +8,9 @@ from .owners import owner_map
 from .quantization_error import error_table, quantization_error
 from .runs_figure import runs_figure, runs_table
 from .scale_atom import atom, scale_atom
+from .scale_counts import scale_counts
+from .scale_formulas import general_offsets, scale_formulas, tile_offsets
+from .scale_shift import scale_shift
 from .stride_ladder import rungs, stride_ladder
 from .style import text
 
@@ -20,6 +23,7 @@ __all__ = [
     "commit_diff_bytes",
     "error_table",
     "expected_mask",
+    "general_offsets",
     "memory_map",
     "owner_map",
     "quantization_error",
@@ -27,6 +31,10 @@ __all__ = [
     "runs_figure",
     "runs_table",
     "scale_atom",
+    "scale_counts",
+    "scale_formulas",
+    "scale_shift",
     "stride_ladder",
     "text",
+    "tile_offsets",
 ]

@@ -79,4 +79,8 @@ def classify(expected, before_a, after_a, before_b=None, after_b=None) -> np.nda
             at = same[0]
             raise ValueError(f"classify: both fills hold {fills[0][at]} at byte {at}; they must differ in every byte")
         touched |= fills[2] != fills[3]
-    return (touched * np.where(expected, WRITTEN, UNEXPECTED) + (~touched & expected) * MISSING).astype(np.uint8)
+    states = np.full(expected.shape, UNTOUCHED, np.uint8)
+    np.copyto(states, UNEXPECTED, where=touched)
+    np.copyto(states, MISSING, where=expected)
+    np.copyto(states, WRITTEN, where=touched & expected)
+    return states
