@@ -77,6 +77,9 @@ def open_notebook(tab, url: str, name: str, seconds: float = 120):
 def run_all(tab, seconds: float = 300) -> None:
     """Run every cell and wait until each has run and the kernel is idle."""
     for _ in range(5):  # a kernel that is still connecting loses the request without a word
+        while tab.locator(".jp-Dialog .jp-mod-accept").count():  # JupyterLab asks which kernel, where it starts slowly
+            tab.locator(".jp-Dialog .jp-mod-accept").first.click()
+            tab.wait_for_timeout(500)
         tab.click("text=Run >> nth=0")
         tab.click("text=Run All Cells")
         tab.wait_for_timeout(2000)

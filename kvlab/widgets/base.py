@@ -6,6 +6,7 @@ import html
 import json
 import traceback
 from contextlib import contextmanager
+from typing import ClassVar
 
 import ipywidgets as ipw
 
@@ -22,7 +23,7 @@ class Explorer(ipw.VBox):
     in ``_draw``, and gives the lines that reproduce the shown state in ``python``.
     """
 
-    DEFAULTS: dict = {}
+    DEFAULTS: ClassVar[dict] = {}
 
     def __init__(self, state: dict | str | None = None):
         """``state``: a dict or its JSON text, from :meth:`to_json`; what it leaves out keeps its default."""

@@ -148,7 +148,7 @@ def value_words(layout, raw, cell) -> list[str]:
     value = f"{number * factor:.6g}"
     return [
         f"{words}, times its scale {factor:g} = {value}",
-        f"scale: block {block.dim}, '{buffer}' byte {at:,}, {code}",
+        f"its scale, block {block.dim}: '{buffer}' byte {at:,} holds {code}",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from typing import ClassVar
 
 import ipywidgets as ipw
 import torch
@@ -41,7 +42,7 @@ class CommitPlayground(Explorer):
     buffers. A call that the library refuses shows its words, and that nothing was written.
     """
 
-    DEFAULTS = {  # noqa: RUF012
+    DEFAULTS: ClassVar[dict] = {
         "layout": "page_major",
         "format": "bfloat16",
         "page_size": 16,

@@ -134,6 +134,8 @@ class LayoutExplorer(Explorer):
 
     def _key(self, key: str) -> None:
         """A key of the hex dump: one step, kept inside the pool."""
+        if self.pool is None:
+            return
         layout, page = self.pool.layout, self.pool.layout.geometry.page_size
         if key in ("before", "after"):
             buffer, byte = self._byte
