@@ -61,7 +61,8 @@ def copy_rows(source, source_loc, target, target_loc) -> None:
     a, b = (loc.cpu().numpy().astype(np.int64) for loc in (source_loc, target_loc))
     real = (a >= 0) & (a < source.layout.geometry.slots) & (b > 0) & (b < target.layout.geometry.slots)
     a, b = a[real], b[real]
-    for name, left in slices.copy_fields(source, target, a, b).items():
+    for name in target.layout.fields:
+        left = slices.copy_field(source, target, name, a, b)
         if left.any():
             from_slots, to_slots = (torch.from_numpy(x[left]).to(source.device) for x in (a, b))
             values = read_field(source, name, 0, source.layout.geometry.layers, from_slots)

@@ -2,72 +2,43 @@
 
 A field becomes a numpy view ``(outer, layers, slot digits …, heads, dim digits …)`` over its own bytes; a run of slots
 is then one slice assignment. numpy and not torch, because a page is small: ``Tensor.copy_`` wakes its threads for it,
-and where they share the cores with others, waiting for them takes a hundred times as long as the bytes.
+and where they share the cores with others, waiting for them takes a hundred times as long as the bytes. Threads of
+Python's own gained nothing when measured: they wait for the interpreter's lock between two pages.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import numpy as np
-import torch
 
-# What a thread takes at a time: as much as is copied while another one begins.
-TASK_BYTES = 2**22
 ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-WORDS = (np.uint64, np.uint32, np.uint16)
 
 
-def copy_fields(source, target, source_loc: np.ndarray, target_loc: np.ndarray) -> dict[str, np.ndarray]:
-    """Copy the rows of all fields run by run; ``source_loc`` and ``target_loc`` int64 ``(rows,)``, all in range.
+def copy_field(source, target, name: str, source_loc: np.ndarray, target_loc: np.ndarray) -> np.ndarray:
+    """Copy one field's rows run by run; ``source_loc`` and ``target_loc`` int64 ``(rows,)``, all in range.
 
     Returns
     -------
-    For each field a bool ``(rows,)``: the rows that are left to do, because no slice of both pools holds them (a part
-    of a tile of scales, dims split in two unlike ways, memory that numpy can't see).
+    Bool ``(rows,)``: the rows that are left to do, because no slice of both fields holds them (a part of a tile of
+    scales, dims split in two unlike ways, memory that numpy can't see).
     """
-    left, tasks = {}, []
-    for name in target.layout.fields:
-        left[name], more = _field_tasks(source, target, name, source_loc, target_loc)
-        tasks += more
-    threads = min(torch.get_num_threads(), len(tasks))
-    if threads < 2:
-        for copy_some, runs in tasks:
-            copy_some(runs)
-    else:  # numpy frees the GIL while it copies
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda task: task[0](task[1]), tasks))
-    return left
-
-
-def _field_tasks(source, target, name: str, source_loc: np.ndarray, target_loc: np.ndarray):
-    """Rows of one field that no slice holds, and ``(function, its runs)`` for the others, ``TASK_BYTES`` each."""
-    left = np.ones(len(source_loc), dtype=bool)
     pairs = _views(source, target, name) if len(source_loc) else None
     if pairs is None:
-        return left, []
+        return np.ones(len(source_loc), dtype=bool)
     (_, digits_a), (_, digits_b) = pairs[0]
     span_a, span_b = prod(digits_a), prod(digits_b)
     parts = max(digits_a, digits_b, key=len)
-    whole = prod(parts) if len(parts) > 1 else 0  # where slots have several digits, rows go by whole blocks only
     slots_a, slots_b, lengths = slot_runs(source_loc, target_loc, span_a, span_b)
-    chosen = lengths == whole if whole else np.ones(len(lengths), dtype=bool)
-    left = np.repeat(~chosen, lengths)
+    # where slots have several digits, rows go by whole blocks only
+    chosen = (lengths == prod(parts)) | (len(parts) == 1)
     columns = (*divmod(slots_a, span_a), *divmod(slots_b, span_b), lengths)
     runs = [*zip(*(x[chosen].tolist() for x in columns), strict=True)]
-    tasks = []
     for (a, _), (b, _) in pairs:
-
-        def copy_some(some, a=a, b=b):
-            for page_a, at_a, page_b, at_b, n in some:
-                rows = _rows(a[page_a], digits_a, at_a, n, parts)
-                _rows(b[page_b], digits_b, at_b, n, parts)[...] = rows
-
-        row = a.nbytes // (len(a) * span_a)
-        step = max(1, TASK_BYTES * len(runs) // (row * len(source_loc)))
-        tasks += [(copy_some, runs[i : i + step]) for i in range(0, len(runs), step)]
-    return left, tasks
+        for page_a, at_a, page_b, at_b, n in runs:
+            rows = _rows(a[page_a], digits_a, at_a, n, parts)
+            _rows(b[page_b], digits_b, at_b, n, parts)[...] = rows
+    return np.repeat(~chosen, lengths)
 
 
 def slot_runs(source_loc: np.ndarray, target_loc: np.ndarray, source_span: int, target_span: int):
@@ -104,7 +75,7 @@ def _views(source, target, name: str):
             _view(pool, field, layer, count, slots, dim_modes)
             for pool, field, slots, dim_modes in ((source, a, slots_a, dims[0]), (target, b, slots_b, dims[1]))
         ]
-        pairs.append(tuple(zip(_widest(*views), inner, strict=True)))
+        pairs.append(tuple(zip(_joined(*views), inner, strict=True)))
     return pairs
 
 
@@ -117,12 +88,11 @@ def _view(pool, field, layer: int, layers: int, slots, dims) -> np.ndarray:
     return np.ndarray(shape, ITEMS[field.item], memory, field.byte(layer, 0, 0, 0), strides)
 
 
-def _widest(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
-    """Both views in the widest words that divide their innermost run."""
+def _joined(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
+    """Both views with their innermost run as one item, where it is contiguous in both."""
     if a.strides[-1] == b.strides[-1] == a.itemsize:
-        for word in WORDS:
-            if a.shape[-1] * a.itemsize % np.dtype(word).itemsize == 0:
-                return [a.view(word), b.view(word)]
+        run = np.dtype((np.void, a.shape[-1] * a.itemsize))
+        return [a.view(run), b.view(run)]
     return [a, b]
 
 
