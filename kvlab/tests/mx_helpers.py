@@ -208,7 +208,7 @@ def check_mx_commit(layout, loc, k, v, *, oracle=torchao_mx, k_scale=None, v_sca
 def gpu_tiles(monkeypatch) -> None:
     """Launch with the tiles that a GPU gets: a program loops over a wide row. The interpreter's tiles never do."""
     tiles = pytest.importorskip("kvlab.kernels.tiles")
-    for module in ("commit", "gather"):
+    for module in ("commit", "copy", "gather"):
         one = importlib.import_module(f"kvlab.kernels.{module}")
         monkeypatch.setattr(one, "tile_of", functools.partial(tiles.tile_of, interpreted=False))
 
