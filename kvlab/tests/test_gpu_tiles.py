@@ -8,7 +8,6 @@ import kvlab
 
 from .helpers import (
     BUILDERS,
-    DEVICE,
     assert_same_bytes,
     bits,
     check_commit,
