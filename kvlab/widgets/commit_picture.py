@@ -9,7 +9,7 @@ from ..figures import palette
 from ..figures.commit_data import row_bytes
 from ..figures.owners import fields_in
 from ..figures.png import data_uri, palette_png
-from ..figures.style import FONT, SMALL, TEMPLATE
+from ..figures.style import FONT, SMALL
 from .commit_rows import COLORS, LINES, STRIPE, WHITE, WORDS, Rows, striped
 from .figure_widget import figure_widget
 
@@ -64,7 +64,8 @@ def _empty() -> go.Figure:
     fig.add_trace(go.Heatmap(z=[[0]], text=[[""]], **look))
     mono = {"size": SMALL, "family": "monospace"}
     gap = {"ticks": "outside", "tickcolor": palette.WHITE}  # between a label's letters and the picture
-    plain = {"showgrid": False, "zeroline": False, "fixedrange": True}
+    # to hide labels past the edge, plotly would measure every one of them at every step
+    plain = {"showgrid": False, "zeroline": False, "fixedrange": True, "ticklabeloverflow": "allow"}
     strip = {**plain, "scaleanchor": False, "range": [3.5, -0.5]}
     share = {
         **plain,
@@ -73,7 +74,7 @@ def _empty() -> go.Figure:
         "ticktext": ["0", "50 %", "end"],
     }
     fig.update_layout(
-        template=TEMPLATE,
+        template="none",
         width=WIDTH,
         height=HEIGHT,
         margin={"l": LEFT, "r": 15, "t": TOP, "b": BOTTOM},
