@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import torch
 
 from . import checks, move, regions
@@ -41,8 +42,7 @@ class KVPool:
 
     def __init__(self, layout: Layout, device=None):
         device = torch.device(device) if device is not None else default_device()
-        buffers = {n: torch.zeros(size, dtype=torch.uint8, device=device) for n, size in layout.buffers.items()}
-        self._set(layout, buffers)
+        self._set(layout, {name: _zeros(size, device) for name, size in layout.buffers.items()})
 
     def _set(self, layout: Layout, buffers: dict[str, torch.Tensor]) -> None:
         self.layout = layout
@@ -265,3 +265,10 @@ class KVPool:
 
     def __repr__(self) -> str:
         return f"KVPool on {self.device}\n{self.layout}"
+
+
+def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Zeroed bytes. On a CPU numpy's: the system gives their memory when they are first written, torch's at once."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)

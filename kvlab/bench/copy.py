@@ -31,6 +31,8 @@ def measure(source, target, fmt, nbytes: int = 2**26, repeats: int = 9) -> tuple
     """Seconds of each copy between two pools, and of each ``copy_`` of the same bytes, in turn."""
     g = geometry(fmt, nbytes)
     a, b = KVPool(source(g, fmt), device="cpu"), KVPool(target(g, fmt), device="cpu")
+    for buffer in (*a.buffers.values(), *b.buffers.values()):
+        buffer.fill_(1)  # memory that was never written is not there yet
     pages = torch.arange(1, g.pages)
     shuffled = pages[torch.randperm(len(pages), generator=torch.Generator().manual_seed(0))]
     source_loc, target_loc = slots_of(pages.tolist(), g.page_size), slots_of(shuffled.tolist(), g.page_size)
@@ -43,7 +45,7 @@ def measure(source, target, fmt, nbytes: int = 2**26, repeats: int = 9) -> tuple
             copy(a, source_loc, b, target_loc)
             middle = time.perf_counter()
             y.copy_(x)
-            if i:  # the first round touches the memory for the first time
+            if i:  # the first round warms up
                 moved.append(middle - start)
                 plain.append(time.perf_counter() - middle)
     return moved, plain

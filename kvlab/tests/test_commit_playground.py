@@ -158,13 +158,13 @@ def test_set_kv_buffer_shows_rejected_rows_as_unexpected(widget):
     real = (np.array(widget.state["loc"]) > 0).sum()
     written = (np.array(widget.state["loc"])[np.arange(8) < np.array(widget.state["commit_lens"])[:, None]] > 0).sum()
     assert widget.outcome.counts["unexpected"] == (real - written) * 2 * 3 * 64 * 2
-    assert any("U" in words for words in widget.picture.fig.layout.yaxis.ticktext)
+    assert "WUUU" in widget.picture.labels.value
 
 
 def test_payload_only_shows_scales_as_missing(widget):
     show(widget, call="payload_only", format=MX)
     assert widget.outcome.counts["missing"] == widget.outcome.counts["written"] // 32
-    assert any("M" in words for words in widget.picture.fig.layout.yaxis.ticktext)
+    assert "MMMM" in widget.picture.labels.value
 
 
 def test_a_slider_step_redraws(widget):
@@ -210,7 +210,7 @@ def test_the_figure_has_the_states_of_the_library(widget):
     ticks, words = rows.labels()
     assert np.diff(ticks).min() >= rows.apart * 0.9
     assert sum(w.count("W") + w.count("·") for w in words) == len(owners)
-    assert list(widget.picture.fig.layout.yaxis.ticktext) == words
+    assert all(f">{w}</div>" in widget.picture.labels.value for w in words)
 
 
 def test_state_goes_through_json(widget):

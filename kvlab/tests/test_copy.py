@@ -10,7 +10,6 @@ from kvlab import slices
 
 from .helpers import BUILDERS, DEVICE, slots
 from .moving_helpers import FLAT, FORMATS, TILED, check_copy, check_move, content, layout_of, pool_with
-from .test_pool_commit_select import huge_pool
 
 PAIRS = list(product(BUILDERS, BUILDERS))
 KINDS = [(f, f) for f in FORMATS] + [("flat", "tiled"), ("tiled", "flat")]
@@ -107,7 +106,7 @@ def test_nothing_to_do():
 def test_offsets_beyond_32_bits(path, dtype):
     """Slot 2,100,001 of 1 KiB rows lies beyond 2^31 bytes. The pool is zeros: the memory is not really there."""
     g = kvlab.Geometry(layers=1, heads=8, head_dim=128, page_size=16, pages=137_500)
-    pool = huge_pool(kvlab.token_major(g, torch.float8_e4m3fn))
+    pool = kvlab.KVPool(kvlab.token_major(g, torch.float8_e4m3fn), device=DEVICE)
     row = torch.arange(1024, device=DEVICE).to(torch.uint8)
     pool.buffers["k"].view(-1, 1024)[2_100_001] = row
     kvlab.copy(pool, slots([2_100_001], dtype), pool, slots([2_150_003], dtype))

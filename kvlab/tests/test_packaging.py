@@ -166,3 +166,11 @@ def test_the_top_level_stays_tidy():
 def test_no_file_is_over_4_mib():
     large = {name: size for name in tracked() if (size := (ROOT / name).stat().st_size) > 4 * 2**20}
     assert large == {}
+
+
+def test_links_between_notebooks_lead_somewhere():
+    import re
+
+    for book in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for target in re.findall(r"\]\((\w+\.ipynb)\)", book.read_text()):
+            assert (book.parent / target).is_file(), f"{book.name} links to {target}"

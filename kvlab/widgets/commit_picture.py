@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+
+import ipywidgets as ipw
 import numpy as np
 import plotly.graph_objects as go
 
@@ -13,33 +16,60 @@ from ..figures.style import FONT, SMALL
 from .commit_rows import COLORS, LINES, STRIPE, WHITE, WORDS, Rows, striped
 from .figure_widget import figure_widget
 
-WIDTH, HEIGHT = 960, 514
-TOP, BOTTOM, LEFT = 24, 36, 225
+LABELS, WIDTH, HEIGHT = 232, 728, 490
+TOP, BOTTOM = 24, 10
 ROWS_FROM, STRIPS_TO = 0.24, 0.13  # of the height between the margins
 BINS = 300  # columns of a strip
 
 
 class Picture:
-    """The figure, built once; :meth:`show` sends the browser only what differs from what it has."""
+    """The figure and the labels left of it, built once; :meth:`show` sends the browser only what differs.
+
+    The labels are HTML: plotly measures and lays out every tick label at every step, a third of a step's time.
+    """
 
     def __init__(self, *shown):
         """``shown``: the first arguments of :meth:`show`.
 
         The figure is filled before it becomes a widget: what is sent before the browser has loaded plotly can get lost.
         """
+        self.labels = ipw.HTML(layout=ipw.Layout(width=f"{LABELS}px", flex=f"0 0 {LABELS}px", margin="0"))
         self.fig, self._sent = _empty(), {}
         self.show(*shown)
         self.fig = figure_widget(self.fig)
+        self.widget = ipw.HBox([self.labels, self.fig])
 
     def show(self, layout, layer: int, states: dict, owners: dict[int, list[tuple[int, int]]]) -> None:
         """Mutate the figure. ``owners``: for each slot that loc_2d names, its ``(request, row)`` pairs."""
-        rows = Rows(layout, layer, states, owners, (1 - ROWS_FROM) * (HEIGHT - TOP - BOTTOM))
+        rows = Rows(layout, layer, states, owners, _span(ROWS_FROM, 1)[1])
         values = _values(rows, states)
         changed = {at: value for at, value in values.items() if self._sent.get(at) != value}
         with self.fig.batch_update():
             for (trace, name), value in changed.items():
                 (self.fig.layout if trace is None else self.fig.data[trace])[name] = value
         self._sent = values
+        self.labels.value = _labels(rows)
+
+
+def _span(low: float, high: float) -> tuple[float, float]:
+    """First pixel and number of pixels of a domain of the y axis."""
+    inner = HEIGHT - TOP - BOTTOM
+    return TOP + (1 - high) * inner, (high - low) * inner
+
+
+def _labels(rows: Rows) -> str:
+    """A label beside each run of rows and each strip, at its height."""
+    first, pixels = _span(ROWS_FROM, 1)
+    at = [
+        (first + (tick + 0.6) / (rows.lines + 0.2) * pixels, words) for tick, words in zip(*rows.labels(), strict=True)
+    ]
+    first, pixels = _span(0, STRIPS_TO)
+    buffers = [f"'{n}' {size:,} B" for n, size in rows.layout.buffers.items()]
+    at += [(first + (i + 0.5) / len(buffers) * pixels, words) for i, words in enumerate(buffers)]
+    look = "position:absolute; right:8px; white-space:pre"
+    lines = [f"<div style='{look}; top:{y - 7:.1f}px'>{html.escape(words)}</div>" for y, words in at]
+    ground = f"position:relative; height:{HEIGHT}px; font:{SMALL}px/14px monospace"
+    return f"<div style='{ground}'>{''.join(lines)}</div>"
 
 
 def legend() -> str:
@@ -62,32 +92,26 @@ def _empty() -> go.Figure:
         fig.add_trace(go.Image(hoverinfo="skip", **where))
     look = {"opacity": 0, "showscale": False, "hovertemplate": "%{text}<extra></extra>"}
     fig.add_trace(go.Heatmap(z=[[0]], text=[[""]], **look))
-    mono = {"size": SMALL, "family": "monospace"}
-    gap = {"ticks": "outside", "tickcolor": palette.WHITE}  # between a label's letters and the picture
+    bare = {"visible": False, "fixedrange": True}
+    tall = {**bare, "scaleanchor": False}  # a picture locks its axes to square pixels unless told otherwise
+    share = {**bare, "range": [-0.5, BINS - 0.5]}
     # to hide labels past the edge, plotly would measure every one of them at every step
-    plain = {"showgrid": False, "zeroline": False, "fixedrange": True, "ticklabeloverflow": "allow"}
-    strip = {**plain, "scaleanchor": False, "range": [3.5, -0.5]}
-    share = {
-        **plain,
-        "range": [-0.5, BINS - 0.5],
-        "tickvals": [0, BINS / 2, BINS - 1],
-        "ticktext": ["0", "50 %", "end"],
-    }
+    top = {"side": "top", "ticks": "", "tickfont": {"size": SMALL}, "ticklabeloverflow": "allow"}
     fig.update_layout(
         template="none",
         width=WIDTH,
         height=HEIGHT,
-        margin={"l": LEFT, "r": 15, "t": TOP, "b": BOTTOM},
+        margin={"l": 0, "r": 15, "t": TOP, "b": BOTTOM},
         font={"size": FONT, "color": palette.BLACK},
         hoverlabel={"font": {"size": FONT, "family": "monospace"}, "align": "left"},
         showlegend=False,
-        xaxis={**plain, "side": "top", "constrain": "domain", "tickfont": {"size": SMALL}},
-        yaxis={**plain, **gap, "domain": [ROWS_FROM, 1], "scaleanchor": False, "tickfont": mono},
+        xaxis={**top, "showgrid": False, "zeroline": False, "fixedrange": True},
+        yaxis={**tall, "domain": [ROWS_FROM, 1]},
         xaxis2={**share, "domain": [0, 0.44], "anchor": "y2"},
-        yaxis2={**strip, "domain": [0, STRIPS_TO], "anchor": "x2"},
+        yaxis2={**tall, "domain": [0, STRIPS_TO], "anchor": "x2"},
         xaxis3={**share, "domain": [0.5, 1], "anchor": "y3"},
-        yaxis3={**strip, "domain": [0, STRIPS_TO], "anchor": "x3", "showticklabels": False},
-        annotations=[_note(0, "where they lie: whole buffers"), _note(0.5, "")],
+        yaxis3={**tall, "domain": [0, STRIPS_TO], "anchor": "x3"},
+        annotations=[_note(0, "where they lie: whole buffers, end to end"), _note(0.5, "")],
     )
     return fig
 
@@ -102,8 +126,7 @@ def _values(rows: Rows, states: dict) -> dict[tuple[int | None, str], object]:
     """Every property that depends on what is shown, by trace (None: the layout) and name."""
     page = _busiest(rows)
     picture, (whole, zoomed) = rows.picture(), _strips(rows.layout, rows.layer, states, page)
-    (edges, words), (ticks, labels), (columns, names) = rows.hover(), rows.labels(), rows.columns()
-    buffers = [f"'{n}' {size:,} B" for n, size in rows.layout.buffers.items()]
+    (edges, words), (columns, names), buffers = rows.hover(), rows.columns(), len(rows.layout.buffers)
     traces = {
         (0, "source"): _png(picture),
         (1, "source"): _png(whole),
@@ -118,13 +141,9 @@ def _values(rows: Rows, states: dict) -> dict[tuple[int | None, str], object]:
         "xaxis.tickvals": columns,
         "xaxis.ticktext": names,
         "yaxis.range": [rows.lines - 0.4, -0.6],
-        "yaxis.tickvals": ticks,
-        "yaxis.ticktext": labels,
-        "yaxis2.range": [len(buffers) - 0.5, -0.5],
-        "yaxis3.range": [len(buffers) - 0.5, -0.5],
-        "yaxis2.tickvals": list(range(len(buffers))),
-        "yaxis2.ticktext": buffers,
-        "annotations[1].text": f"of these, page {page} of layer {rows.layer}",
+        "yaxis2.range": [buffers - 0.5, -0.5],
+        "yaxis3.range": [buffers - 0.5, -0.5],
+        "annotations[1].text": f"of these, page {page} of layer {rows.layer}, end to end",
     }
     return {**traces, **{(None, name): value for name, value in layout.items()}}
 

@@ -178,7 +178,7 @@ class CommitPlayground(Explorer):
         shown = (layout, state["layer"], outcome.states, owners)
         if self.picture is None:
             self.picture = Picture(*shown)
-            self.canvas.children = [self.picture.fig]
+            self.canvas.children = [self.picture.widget]
         else:
             self.picture.show(*shown)
         self.said.value = SMALL.format(html.escape(self._words(state, outcome)))

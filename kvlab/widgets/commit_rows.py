@@ -135,6 +135,8 @@ def striped(codes: np.ndarray) -> np.ndarray:
     """Palette codes with diagonal stripes over missing and unexpected bytes, in place."""
     rows, columns = np.indices(codes.shape, sparse=True)
     for state, stripe in STRIPE.items():
+        if not (codes == state).any():
+            continue
         codes[(codes == state) & ((rows + columns) % 8 < 3)] = stripe
     return codes
 
