@@ -13,16 +13,20 @@ import numpy as np
 
 from . import browser, lab
 
-# One step, and the milliseconds until the last change of the widget's part of the page, 250 ms of quiet after it.
+# One step, and the milliseconds until the last change of the widget's part of the page is drawn, 250 ms of quiet after
+# it. A picture counts as drawn when it is decoded and a frame has been painted.
 STEP = """(step) => new Promise(done => {
     const area = document.querySelector('.jp-OutputArea-output .widget-vbox');
     const start = performance.now(); let last = 0;
-    const seen = new MutationObserver(() => { last = performance.now(); });
-    const graph = area.querySelector('.js-plotly-plot');
-    graph.on('plotly_afterplot', () => { last = performance.now(); });
+    const drawn = async () => {
+        await Promise.all([...area.querySelectorAll('.kvlab-panels img')].map(i => i.decode().catch(() => 0)));
+        requestAnimationFrame(() => { last = performance.now(); });
+    };
+    const seen = new MutationObserver(drawn);
+    area.querySelector('.js-plotly-plot')?.on('plotly_afterplot', drawn);
     const target = area.querySelectorAll(step.selector)[step.index];
-    if (step.key) target.dispatchEvent(new KeyboardEvent('keydown', {key: step.key, bubbles: true}));
-    else { target.value = step.value; target.dispatchEvent(new Event('input', {bubbles: true})); }
+    if (step.key) target.dispatchEvent(new KeyboardEvent('keydown', {...step, bubbles: true}));
+    else { target.value = step.value; target.dispatchEvent(new Event(step.event ?? 'input', {bubbles: true})); }
     const after = performance.now();
     seen.observe(area, {subtree: true, childList: true, attributes: true, characterData: true});
     const wait = () => {
@@ -32,26 +36,30 @@ STEP = """(step) => new Promise(done => {
     };
     wait();
 })"""
+FIRST = ".kvlab-panels img, .js-plotly-plot .main-svg, .kvlab-map-cell"
 MIB = {"layers": 4, "heads": 4, "head_dim": 128, "v_head_dim": 128, "page_size": 16, "pages": 8}
+REFERENCE = "import kvlab.backends\nkvlab.backends.reference_backend().__enter__()\n"
+CELL = "from kvlab.widgets import {0}\n{0}({1})"
+# What is measured: the cell, its steps, and the aim in milliseconds.
 CASES = {
-    "LayoutExplorer, 1 MiB pool": (f"from kvlab.widgets import LayoutExplorer\nLayoutExplorer({MIB})", 100),
-    "CommitPlayground, 8 x 8, this backend": ("from kvlab.widgets import CommitPlayground\nCommitPlayground()", 250),
-    "CommitPlayground, 8 x 8, reference": (
-        "import kvlab.backends\nkvlab.backends.reference_backend().__enter__()\n"
-        "from kvlab.widgets import CommitPlayground\nCommitPlayground()",
-        100,
-    ),
+    "LayoutExplorer, 1 MiB pool, slot and dim": (CELL.format("LayoutExplorer", MIB), "cell", 100),
+    "LayoutExplorer, 1 MiB pool, layer and head": (CELL.format("LayoutExplorer", MIB), "window", 100),
+    "CommitPlayground, 8 x 8, this backend": (CELL.format("CommitPlayground", ""), "lens", 250),
+    "CommitPlayground, 8 x 8, reference": (REFERENCE + CELL.format("CommitPlayground", ""), "lens", 100),
+    "ScaleExplorer, element": (CELL.format("ScaleExplorer", ""), "map", None),
 }
 
 
-def steps(name: str, count: int) -> list[dict]:
-    """The steps of a widget, each different from the one before it."""
-    if name.startswith("Layout"):
-        return [{"selector": ".kvlab-hex", "index": 0, "key": k} for k in ["ArrowDown", "ArrowRight"] * (count // 2)]
-    return [{"selector": "input[type=range]", "index": 1, "value": i % 7 + 1} for i in range(count)]
+def steps(kind: str, count: int) -> list[dict]:
+    """The steps of a case, each different from the one before it."""
+    if kind == "lens":
+        return [{"selector": "input[type=range]", "index": 1, "value": i % 7 + 1} for i in range(count)]
+    where = {"selector": ".kvlab-map" if kind == "map" else ".kvlab-hex", "index": 0, "shiftKey": kind == "window"}
+    keys = ["ArrowUp", "ArrowLeft", "ArrowDown", "ArrowRight"] if kind == "window" else ["ArrowDown", "ArrowRight"]
+    return [{**where, "key": keys[i % len(keys)]} for i in range(count)]
 
 
-def measure(url: str, folder: Path, name: str, code: str, count: int) -> tuple[float, list[float]]:
+def measure(url: str, folder: Path, code: str, kind: str, count: int) -> tuple[float, list[float]]:
     """Seconds from running the cell to its first figure, and milliseconds of each step."""
     lab.write_notebook(folder / "bench.ipynb", "import kvlab", code)
     with browser.page(1280, 1400) as tab:
@@ -61,21 +69,21 @@ def measure(url: str, folder: Path, name: str, code: str, count: int) -> tuple[f
         tab.wait_for_timeout(8000)  # the kernel starts and imports torch: not the widget's time
         begin = tab.evaluate("performance.now()")
         tab.keyboard.press("Shift+Enter")
-        tab.wait_for_selector(".js-plotly-plot .main-svg", state="attached", timeout=60000)
+        tab.wait_for_selector(FIRST, state="attached", timeout=60000)
         first = (tab.evaluate("performance.now()") - begin) / 1e3
         tab.wait_for_timeout(2000)
-        return first, [tab.evaluate(STEP, step) for step in steps(name, count)]
+        return first, [tab.evaluate(STEP, step) for step in steps(kind, count)]
 
 
 def main(count: int = 24) -> None:
     if reason := browser.missing():
         raise SystemExit(f"nothing measured: {reason}")
-    print(f"{'widget':40} {'first figure':>13} {'median step':>12} {'95 %':>8} {'aim':>8}")
+    print(f"{'widget, step':44} {'first figure':>13} {'median step':>12} {'95 %':>8} {'aim':>8}")
     with tempfile.TemporaryDirectory() as folder, lab.lab(folder) as url:
-        for name, (code, aim) in CASES.items():
-            first, times = measure(url, Path(folder), name, code, count)
+        for name, (code, kind, aim) in CASES.items():
+            first, times = measure(url, Path(folder), code, kind, count)
             median, high = np.percentile(times, [50, 95])
-            print(f"{name:40} {first:11.1f} s {median:9.0f} ms {high:5.0f} ms {aim:5} ms")
+            print(f"{name:44} {first:11.1f} s {median:9.0f} ms {high:5.0f} ms {f'{aim} ms' if aim else '-':>8}")
 
 
 if __name__ == "__main__":

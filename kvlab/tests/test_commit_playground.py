@@ -35,6 +35,11 @@ def show(widget, **state):
     return widget
 
 
+def labels(widget) -> list[str]:
+    """The words beside the rows of the picture."""
+    return [words for _, words in widget.picture.widget.panels[0]["yticks"]]
+
+
 def run_code(code: str) -> None:
     """Run copied code in a namespace of its own, and each test that it defines."""
     space: dict = {"__name__": "copied"}
@@ -158,23 +163,23 @@ def test_set_kv_buffer_shows_rejected_rows_as_unexpected(widget):
     real = (np.array(widget.state["loc"]) > 0).sum()
     written = (np.array(widget.state["loc"])[np.arange(8) < np.array(widget.state["commit_lens"])[:, None]] > 0).sum()
     assert widget.outcome.counts["unexpected"] == (real - written) * 2 * 3 * 64 * 2
-    assert "WUUU" in widget.picture.labels.value
+    assert any("WUUU" in words for words in labels(widget))
 
 
 def test_payload_only_shows_scales_as_missing(widget):
     show(widget, call="payload_only", format=MX)
     assert widget.outcome.counts["missing"] == widget.outcome.counts["written"] // 32
-    assert "MMMM" in widget.picture.labels.value
+    assert any("MMMM" in words for words in labels(widget))
 
 
 def test_a_slider_step_redraws(widget):
     show(widget)
-    before, source = widget.outcome.counts["written"], widget.picture.fig.data[0].source
+    before, source = widget.outcome.counts["written"], widget.picture.widget.sources[0]
     value = widget.table.value
     lens = [*value["commit_lens"][:3], 7, *value["commit_lens"][4:]]
     widget.table.value = {**value, "commit_lens": lens, "n": 41}
     assert widget.outcome.counts["written"] == before + 6 * 2 * 3 * 64 * 2
-    assert widget.picture.fig.data[0].source != source
+    assert widget.picture.widget.sources[0] != source
     assert widget.table.done == 41, "the browser waits for this before it sends the next change"
 
 
@@ -202,7 +207,7 @@ def test_the_figure_has_the_states_of_the_library(widget):
     from kvlab.widgets.commit_rows import Rows
 
     owners = {s: [(b, w)] for b, slots in enumerate(widget.state["loc"]) for w, s in enumerate(slots) if s > 0}
-    rows = Rows(widget.bench.layout, 0, widget.outcome.states, owners, 350)
+    rows = Rows(widget.bench.layout, 0, widget.outcome.states, owners, 360)
     assert sorted(owners) == rows.slots.tolist()
     accepted = {s for s, [(b, w)] in owners.items() if w < widget.state["commit_lens"][b]}
     for panel in rows.panels:
@@ -210,7 +215,14 @@ def test_the_figure_has_the_states_of_the_library(widget):
     ticks, words = rows.labels()
     assert np.diff(ticks).min() >= rows.apart * 0.9
     assert sum(w.count("W") + w.count("·") for w in words) == len(owners)
-    assert all(f">{w}</div>" in widget.picture.labels.value for w in words)
+    assert labels(widget) == words
+    hover = widget.picture.widget.hover
+    assert len(hover["heads"]) == len(hover["lines"]) == len(hover["words"]) == len(owners)
+    for slot, head, line in zip(rows.slots.tolist(), hover["heads"], hover["words"], strict=True):
+        [(b, w)] = owners[slot]
+        assert head.startswith(f"slot {slot} = page {slot // 16} ") and head.endswith(f": b{b} row {w}")
+        buffer, byte = widget.bench.layout.locate("v", 0, slot)
+        assert line[1].startswith(f"V in '{buffer}' from byte {byte:,}: ")
 
 
 def test_state_goes_through_json(widget):

@@ -14,7 +14,7 @@ from ..samples import load_trace
 from . import commit_presets as presets
 from .base import Explorer
 from .commit_code import pytest_code, python_code
-from .commit_picture import HEIGHT, Picture, legend
+from .commit_picture import Picture, legend
 from .commit_rows import WORDS
 from .commit_run import Bench, Commit, proof
 from .slot_table import SlotTable
@@ -80,8 +80,7 @@ class CommitPlayground(Explorer):
             self.buttons[name] = button
         self.table = SlotTable()
         self.said = ipw.HTML()
-        self.picture = None
-        self.canvas = ipw.VBox(layout=ipw.Layout(min_height=f"{HEIGHT + 4}px", overflow="auto"))
+        self.picture = Picture()
         self.proof = ipw.HTML(layout=ipw.Layout(min_height="56px"))
         self.watch(self.layout_box, self.format_box, self.layer_box, self.call_box)
         for box in (self.page_box, self.step_box, self.requests_box):
@@ -98,7 +97,7 @@ class CommitPlayground(Explorer):
             ipw.HBox(how, layout=row),
             ipw.HBox(what, layout=row),
             table,
-            self.canvas,
+            self.picture.widget,
             ipw.HTML(SMALL.format(legend())),
             self.proof,
         ]
@@ -176,11 +175,7 @@ class CommitPlayground(Explorer):
             for w, slot in enumerate(slots):
                 owners.setdefault(slot, []).append((b, w))
         shown = (layout, state["layer"], outcome.states, owners)
-        if self.picture is None:
-            self.picture = Picture(*shown)
-            self.canvas.children = [self.picture.widget]
-        else:
-            self.picture.show(*shown)
+        self.picture.show(*shown)
         self.said.value = SMALL.format(html.escape(self._words(state, outcome)))
         self.proof.value = SMALL.format(html.escape(proof(outcome, commit, self.bench)))
         self.outcome, self.fault = outcome, outcome.error

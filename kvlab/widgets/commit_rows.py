@@ -101,7 +101,7 @@ class Rows:
         """Ticks of each field's heads; scales have only room for their name."""
         ticks, words = [], []
         for p in self.panels:
-            name = f"<b>{palette.LETTERS[p.field.name]}</b>"
+            name = palette.LETTERS[p.field.name]
             if p.field.name.endswith("_scale"):
                 ticks.append((p.start + p.stop) / 2)
                 words.append(name)
@@ -111,15 +111,19 @@ class Rows:
             words += [f"{name} head {head}" for head in range(heads)]
         return ticks, words
 
-    def hover(self) -> tuple[list[float], list[list[str]]]:
-        """Column edges, and a text per slot and field: who and where, not the state, so that a step leaves it be."""
-        edges = [-0.5, *(p.start - GAP / 2 for p in self.panels[1:]), self.panels[-1].stop - 0.5]
-        columns = [self._field_words(p) for p in self.panels]
+    def hover(self) -> dict:
+        """What :class:`kvlab.widgets.panels.Panels` says of each row: whose it is and where, not its state."""
         heads = []
         for s in self.slots.tolist():
             who = " and ".join(f"b{b} row {w}" for b, w in self.owners.get(s, [])) or "not in loc_2d"
-            heads.append(f"slot {s} = page {s // self.page_size} offset {s % self.page_size}: {who}<br>")
-        return edges, [[head + column[i] for column in columns] for i, head in enumerate(heads)]
+            heads.append(f"slot {s} = page {s // self.page_size} offset {s % self.page_size}: {who}")
+        words = zip(*(self._field_words(p) for p in self.panels), strict=True)
+        return {
+            "columns": [[p.start, p.stop] for p in self.panels],
+            "lines": [[line * LINES, (line + 1) * LINES] for line in self.place.tolist()],
+            "heads": heads,
+            "words": [list(w) for w in words],
+        }
 
     def _field_words(self, p: Panel) -> list[str]:
         at = row_bytes(p.field, self.layer, self.slots)

@@ -10,19 +10,18 @@ import numpy as np
 import torch
 
 from ..builders import head_major, page_major, token_major
-from ..figures.layout_views import HEIGHT, WIDTH, all_axes, layout_views, pictures, pixels, windows
-from ..figures.view_map import ViewMap
 from ..formats import parse_format
 from ..geometry import Geometry
 from ..layout import Padding
 from . import layout_code
 from .base import Explorer
 from .cell_words import formula_table, legend, selection_words
-from .figure_widget import figure_widget
 from .hex_pad import HELP, STEPS, HexPad
 from .layout_controls import CELL, SIZES, LayoutControls
-from .marks import Marks
+from .layout_pictures import HEIGHT, WIDTH, panels, pictures, pixels, windows
+from .panels import Panels
 from .sample_pool import sample_pool
+from .view_map import ViewMap
 
 BUILDERS = {"token_major": token_major, "page_major": page_major, "head_major": head_major}
 LARGEST = 4 << 20
@@ -64,7 +63,7 @@ class LayoutExplorer(Explorer):
 
     def __init__(self, state: dict | str | None = None, layouts: dict | None = None):
         self.builders = {**BUILDERS, **(layouts or {})}
-        self.pool = self.fig = self._shown = self._at = None
+        self.pool = self._shown = self._at = None
         self._resized = False
         state = json.loads(state) if isinstance(state, str) else dict(state or {})
         if layouts and "layout" not in state:
@@ -79,8 +78,8 @@ class LayoutExplorer(Explorer):
         self.words = ipw.HTML(layout={"flex": "1 1 0", "min_width": "0", "height": "146px", "overflow": "auto"})
         self.legend = ipw.HTML()
         self.hex = HexPad(self._key, lambda byte: self._pick_byte(self.controls.buffer.value, byte))
-        self.marks = Marks(layout={"height": f"{HEIGHT}px", "width": f"{WIDTH}px", "margin": f"-{HEIGHT}px 0 0 0"})
-        self.canvas = ipw.VBox(layout={"width": "100%", "height": f"{HEIGHT}px", "overflow": "hidden"})
+        self.views = Panels(width=WIDTH, height=HEIGHT)
+        self.views.observe(lambda change: self._click(*change["new"][:3]), names="picked")
         for control in self.controls.pool.values():
             control.observe(self._resize, names="value")
         for control in self.controls.cell.values():
@@ -92,7 +91,7 @@ class LayoutExplorer(Explorer):
         self.error.layout.display = "none"
         self.error.observe(lambda c: setattr(self.error.layout, "display", "" if c["new"] else "none"), names="value")
         says = ipw.VBox([self.error, ipw.HTML(HELP)], layout={"height": "40px", "overflow": "hidden"})
-        return [self.controls, says, self.canvas, self.legend, self.formula, below]
+        return [self.controls, says, self.views, self.legend, self.formula, below]
 
     def _read(self) -> dict:
         return {**self.controls.values(), "at": list(self._at) if self._at else None}
@@ -148,11 +147,8 @@ class LayoutExplorer(Explorer):
                 self.controls.clamp(layout)
             self._pick_cell()
 
-    def _click(self, view: int, xs, ys) -> None:
-        """A click on a cell of one of the four pictures; plotly calls all four, three of them with empty lists."""
-        if not xs:
-            return
-        x, y = round(xs[0]), round(ys[0])
+    def _click(self, view: int, x: int, y: int) -> None:
+        """A click on a cell of one of the four pictures."""
         found = self._views.pick(view, x, y, self.controls.cell["field"].value, self.controls.cell["layer"].value)
         if isinstance(found, tuple):
             self._pick_byte(*found)
@@ -176,18 +172,10 @@ class LayoutExplorer(Explorer):
         views = ViewMap(layout)
         pool = sample_pool(layout)
         numbers = _numbers(pool)
-        if self.fig is None:
-            self.fig = figure_widget(layout_views(views, numbers))
-            for view, trace in enumerate(self.fig.data):
-                trace.on_click(lambda _trace, points, _state, view=view: self._click(view, points.xs, points.ys))
-            self.canvas.children = [self.fig, self.marks]
-        else:
-            with self.fig.batch_update():
-                for trace, source in zip(self.fig.data, pictures(views, numbers), strict=True):
-                    trace.source = source
-                self.fig.update_layout(all_axes(views))
+        first = (next(iter(layout.fields)), 0, 0)
+        self.views.show(panels=panels(views), sources=pictures(views, numbers), windows=windows(views, *first))
         self.pool, self._views, self._shown = pool, views, wanted
-        self._window = (next(iter(layout.fields)), 0, 0)
+        self._window = first
         self.raw = {name: buffer.cpu() for name, buffer in pool.buffers.items()}
         self.controls.offer(layout)
         self.legend.value = legend(layout)
@@ -217,13 +205,11 @@ class LayoutExplorer(Explorer):
 
     def _move(self, cell, buffer: str, byte: int) -> None:
         """Move the marks, and the windows where another field, layer or head is shown; no picture is sent."""
-        if cell is not None and self._window != (cell.field, cell.layer, cell.head):
-            old, self._window = windows(self._views, *self._window), (cell.field, cell.layer, cell.head)
-            new = windows(self._views, *self._window)
-            self.fig.plotly_relayout({key: value for key, value in new.items() if old[key] != value})
-        boxes, points = pixels(self._views.spans(*self._window), *self._views.marks(cell, buffer, byte))
-        with self.marks.hold_sync():
-            self.marks.boxes, self.marks.points = boxes, points
+        if cell is not None:
+            self._window = (cell.field, cell.layer, cell.head)
+        shown = windows(self._views, *self._window)
+        boxes, points = pixels(shown, *self._views.marks(cell, buffer, byte))
+        self.views.show(windows=shown, boxes=boxes, points=points)
 
     # -------------------------------------------------------------------------------------------------------- code
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .grid import choose_columns
+from ..figures.grid import choose_columns
 
 LARGEST = 16384
 
