@@ -22,7 +22,7 @@ def shoot(url: str, folder: Path, name: str, call: str) -> Path:
     with browser.page(1280, 1200) as tab:
         lab.open_notebook(tab, url, "picture.ipynb")
         lab.run_all(tab)
-        tab.wait_for_selector(".kvlab-panels img, .js-plotly-plot .main-svg", state="attached", timeout=60000)
+        tab.wait_for_selector(".kvlab-panels img, .kvlab-block-chart", state="attached", timeout=60000)
         tab.wait_for_timeout(3000)
         tab.locator(".jp-OutputArea-output .widget-vbox").first.screenshot(path=path)
     if path.stat().st_size > LARGEST:

@@ -23,7 +23,6 @@ STEP = """(step) => new Promise(done => {
         requestAnimationFrame(() => { last = performance.now(); });
     };
     const seen = new MutationObserver(drawn);
-    area.querySelector('.js-plotly-plot')?.on('plotly_afterplot', drawn);
     const target = area.querySelectorAll(step.selector)[step.index];
     if (step.key) target.dispatchEvent(new KeyboardEvent('keydown', {...step, bubbles: true}));
     else { target.value = step.value; target.dispatchEvent(new Event(step.event ?? 'input', {bubbles: true})); }
@@ -36,7 +35,7 @@ STEP = """(step) => new Promise(done => {
     };
     wait();
 })"""
-FIRST = ".kvlab-panels img, .js-plotly-plot .main-svg, .kvlab-map-cell"
+FIRST = ".kvlab-panels img, .kvlab-block-chart"
 MIB = {"layers": 4, "heads": 4, "head_dim": 128, "v_head_dim": 128, "page_size": 16, "pages": 8}
 REFERENCE = "import kvlab.backends\nkvlab.backends.reference_backend().__enter__()\n"
 CELL = "from kvlab.widgets import {0}\n{0}({1})"
@@ -66,7 +65,8 @@ def measure(url: str, folder: Path, code: str, kind: str, count: int) -> tuple[f
         lab.open_notebook(tab, url, "bench.ipynb")
         tab.click(".jp-CodeCell >> nth=0")
         tab.keyboard.press("Shift+Enter")
-        tab.wait_for_timeout(8000)  # the kernel starts and imports torch: not the widget's time
+        tab.wait_for_timeout(3000)  # the kernel starts and imports torch: not the widget's time
+        tab.wait_for_function(lab.IDLE, timeout=60000)
         begin = tab.evaluate("performance.now()")
         tab.keyboard.press("Shift+Enter")
         tab.wait_for_selector(FIRST, state="attached", timeout=60000)

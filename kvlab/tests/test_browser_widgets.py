@@ -33,7 +33,7 @@ def show(served):
         opened.append(context)
         lab.open_notebook(tab, url, "w.ipynb")
         lab.run_all(tab)
-        tab.wait_for_selector(f"{AREA} .kvlab-panels, {AREA} .js-plotly-plot .main-svg", state="attached", timeout=60000)
+        tab.wait_for_selector(f"{AREA} .kvlab-panels img, {AREA} .kvlab-block-chart", state="attached", timeout=60000)
         return tab
 
     yield _show

@@ -16,7 +16,6 @@ from kvlab.backends import backend, reference_backend
 from kvlab.formats import dequantize, quantize
 from kvlab.kernels.launch import record_launches
 from kvlab.widgets import ScaleExplorer
-from kvlab.widgets.block_figure import ERRORS, READS, VALUES
 
 LAUNCHES = 0 if backend() == "reference" else 1
 WHERE = {"layer": 2, "field": "v", "token": 140, "head": 2, "block": 1, "element": 3}
@@ -49,11 +48,11 @@ def test_shows_the_block_of_the_sample(shared, where, rounding):
     layer, field, token, head, block = where
     w = show(shared, layer=layer, field=field, token=token, head=head, block=block, rounding=rounding)
     values, payload, scale, read = expected(*where, rounding)
-    shown, data = w.shown, w.figure.widget.data
+    shown, chart = w.shown, w.chart
     assert shown.scale == scale and f"scale byte {scale}" in w.words.value
     assert shown.payload.tolist() == payload.view(torch.uint8).tolist()
-    assert np.array_equal(data[VALUES].y, values) and np.array_equal(data[READS].y, read)
-    assert np.array_equal(data[ERRORS].y, read - values)
+    assert np.array_equal(chart.values, values) and np.array_equal(chart.reads, read)
+    assert np.array_equal(chart.errors, read - values)
     assert f"{abs(values).max():.6g}" in w.words.value
     assert repr(samples.load_kv().tokens[token]).strip("'\"") in w.words.value
     assert w.table.value.count("0x") == 32 and f"0x{shown.payload[31]:02X}" in w.table.value
@@ -121,7 +120,7 @@ def test_a_place_selects_its_block(shared):
     assert (w.token.value, w.head.value, w.block.value) == (127, 1, 0)
     w.flat.picked = [1 * 48 + 3, 1]
     assert (w.token.value, w.head.value, w.block.value) == (8, 1, 1)
-    w._from_bar(None, type("Points", (), {"point_inds": [17]}), None)
+    w.chart.picked = [17, 1]
     assert w.element.value == 17
 
 
@@ -143,10 +142,10 @@ def test_bad_values_are_loud(shared, kind):
     w.inject[kind].click()
     assert w.shown.scale == 255 and (w.shown.payload == 0x7F).all() and np.isnan(w.shown.read).all()
     assert "scale byte 255" in w.words.value and "reads" in w.table.value
-    assert w.tile.texts[8 * 16 + 4] == "NaN" and w.figure.widget.layout.annotations[0].text
+    assert w.tile.texts[8 * 16 + 4] == "NaN" and w.chart.note
     w.token.value = 41  # the neighbours are as they were, and the injected value stays where it was put
     assert w.shown.scale == expected(0, "k", 41, 1, 0, "rceil")[2]
-    assert "token 40" in w.words.value and w.figure.widget.layout.annotations[0].text == ""
+    assert "token 40" in w.words.value and w.chart.note == ""
     w.undo.click()
     w.token.value = 40
     assert w.shown.scale == expected(0, "k", 40, 1, 0, "rceil")[2]

@@ -11,7 +11,7 @@ from ..formats import BLOCK
 from . import scale_cells as sc
 from . import scale_code, scale_words
 from .base import Explorer
-from .block_figure import BlockFigure
+from .block_chart import BlockChart
 from .scale_page import FIRST, PAGE, ScalePage, layout_of, sample
 
 KINDS = {"nan": "NaN", "inf": "Inf", "zero": "zero block"}
@@ -66,11 +66,11 @@ class ScaleExplorer(Explorer):
         self.watch(self.layer, self.field, self.rounding, self.token, self.head, self.block, self.element)
         self.tile_byte.observe(self._from_tile_box, names="value")
         self.flat_byte.observe(self._from_flat_box, names="value")
-        self.tile, self.flat, self.figure = sc.tile_map(), sc.flat_map(), None
+        self.tile, self.flat, self.chart = sc.tile_map(), sc.flat_map(), BlockChart()
         self.tile.layout, self.flat.layout = ipw.Layout(width="410px"), ipw.Layout(width="540px")
         self.tile.observe(self._from_tile, names="picked")
         self.flat.observe(self._from_flat, names="picked")
-        self.right = ipw.VBox([self.flat])
+        self.chart.observe(self._from_bar, names="picked")
         self.words = ipw.HTML(layout=ipw.Layout(min_height="104px"))
         self.table = ipw.HTML(layout=ipw.Layout(min_height="340px"))
         return (
@@ -79,7 +79,7 @@ class ScaleExplorer(Explorer):
             _line(self.token, self.tile_byte, self.flat_byte),
             _line(self.element, *self.inject.values(), self.undo),
             self.words,
-            ipw.HBox([self.tile, self.right], layout=ipw.Layout(min_height="530px")),
+            ipw.HBox([self.tile, ipw.VBox([self.flat, self.chart])], layout=ipw.Layout(min_height="530px")),
             self.table,
         )
 
@@ -113,21 +113,11 @@ class ScaleExplorer(Explorer):
             self._maps = (page, s["field"], s["head"])
             sc.show_tile(self.tile, *self._maps)
             sc.show_flat(self.flat, *self._maps)
-        if self.figure is None:
-            self._first_picture(BlockFigure(block, s["rounding"], s["element"]))
-        else:
-            self.figure.show(block, s["rounding"], s["element"])
+        self.chart.show(block, s["rounding"], s["element"])
         self.undo.disabled = s["inject"] is None
         self.words.value = self._sentences(s, page, block)
         self.table.value = scale_words.table(block, s["element"])
         self.shown = block
-
-    def _first_picture(self, figure: BlockFigure) -> None:
-        """Drawn before it becomes a widget: what is sent while the browser still loads plotly may be lost."""
-        for trace in figure.widget.data:
-            trace.on_click(self._from_bar)
-        self.figure = figure
-        self.right.children = [self.flat, figure.widget]
 
     def _sentences(self, s: dict, page: ScalePage, block) -> str:
         text = sample()
@@ -158,9 +148,8 @@ class ScaleExplorer(Explorer):
         self._inject = {"kind": kind, **where} if kind else None
         self.refresh()
 
-    def _from_bar(self, _trace, points, _state) -> None:
-        if points.point_inds:
-            self.element.value = points.point_inds[0]
+    def _from_bar(self, change) -> None:
+        self.element.value = change["new"][0]
 
     def _from_tile(self, change) -> None:
         self._select_tile(change["new"][0])
