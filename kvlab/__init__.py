@@ -2,6 +2,7 @@
 
 from .backends import backend, describe_backend
 from .builders import head_major, page_major, token_major
+from .debug import describe, diff, scan, watch, where
 from .formats import MXFP8
 from .geometry import Geometry
 from .layout import Cell, Layout, Padding
@@ -18,8 +19,13 @@ __all__ = [
     "Padding",
     "backend",
     "copy",
+    "describe",
     "describe_backend",
+    "diff",
     "head_major",
     "page_major",
+    "scan",
     "token_major",
+    "watch",
+    "where",
 ]

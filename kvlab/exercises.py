@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from .geometry import Geometry
 from .pool import KVPool
 
 GEOMETRY = Geometry(layers=4, heads=3, head_dim=64, page_size=16, pages=8)
+COST = Geometry(layers=32, heads=8, head_dim=128, page_size=128, pages=2)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,23 @@ def _cycle():
 
 def _regions(build) -> int:
     return len(KVPool(build(GEOMETRY, torch.bfloat16), device="cpu").get_contiguous_buf_infos()[0])
+
+
+def _rows_apart() -> int:
+    g = GEOMETRY
+    return g.heads * (g.head_dim + g.v_head_dim) * torch.bfloat16.itemsize
+
+
+def _moved(rows: int, layers: int) -> int:
+    """Bytes that a bf16 commit reads and writes: 8 heads of 128."""
+    return 2 * rows * layers * (COST.row_elements("k") + COST.row_elements("v")) * torch.bfloat16.itemsize
+
+
+def _scale_sectors(scales: str) -> int:
+    from .lens import footprint
+
+    page = range(COST.page_size, 2 * COST.page_size)
+    return footprint(token_major(COST, MXFP8(scales)), "k_scale", page, heads=[0]).sectors
 
 
 EXERCISES = {
@@ -182,6 +201,44 @@ EXERCISES = {
         "bytes of payload that 3 pages of the page-major MXFP8 pool put on the wire, the header left out",
         lambda: 3 * page_major(GEOMETRY, MXFP8()).nbytes // GEOMETRY.pages,
         "K and V of all layers, one byte an element, and one scale for every 32 of them",
+    ),
+    "cost.bytes": Exercise(
+        "bytes that a commit of 64 rows reads and writes, half of them accepted: 32 layers, 8 heads of 128, bf16",
+        lambda: _moved(64 // 2, COST.layers),
+        "K and V, each read once and written once; a row that is not accepted is not even read",
+    ),
+    "cost.stores": Exercise(
+        "STG.E.128 instructions of a warp for one K row of 8 heads of 128, bf16",
+        lambda: COST.row_elements("k") * torch.bfloat16.itemsize // (32 * 128 // 8),
+        "32 threads, 128 bits each; then divide the bytes of the row by that",
+    ),
+    "cost.bound": Exercise(
+        "rows of one layer, bf16, from which on the bytes take as long as the launch: 4.8 TB/s, launch 4 us",
+        lambda: math.ceil(4e-6 * 4.8e12 / _moved(1, 1)),
+        "launch times bandwidth is a number of bytes; a row of one layer reads and writes 8 KiB. Round up",
+    ),
+    "cost.scales": Exercise(
+        "sectors with the K scales of one head in a page of 128 tokens, token-major: flat, then interleaved",
+        lambda: [_scale_sectors(scales) for scales in ("flat", "interleaved")],
+        "flat: each token's 4 bytes lie in another sector. Interleaved: the head has its own 512 bytes",
+    ),
+}
+
+EXERCISES |= {
+    "own.byte": Exercise(
+        "byte of V, layer 0, slot 5, head 0, dim 0 in the paired layout, 3 heads of 64 elements, bf16",
+        lambda: 5 * _rows_apart() + _rows_apart() // 2,
+        "five slots of K and V lie before it, and then the slot's own K row",
+    ),
+    "own.token": Exercise(
+        "contiguous runs of one token, when all its layers lie beside each other",
+        lambda: 1,
+        "put the slot outermost: ('slot', slots, stride of all layers), then the layer, then head and dim",
+    ),
+    "own.broken": Exercise(
+        "(field, layer, slot) of the cell whose byte belongs to two, when V starts where K does",
+        lambda: ["v", 0, 0],
+        "read what check_layout says: it names the first such byte and both its owners",
     ),
 }
 

@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..debug.commit_data import MISSING, STATES, UNEXPECTED, UNTOUCHED, classify, row_bytes
 from ..formats import format_name
 from . import palette
-from .commit_data import MISSING, STATES, UNEXPECTED, UNTOUCHED, classify, row_bytes
 from .grid import HOVER_CELLS, Grid, axes, choose_columns, describe, hover, part_ticks, picture, span_words
 from .owners import window
 from .png import data_uri, palette_png

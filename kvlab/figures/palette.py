@@ -19,8 +19,14 @@ PAD_SLOT = (GREY, "#4d4d4d")
 PADDING = (WHITE, "#cfcfcf")
 
 # What a commit did to a byte. No field uses these hues.
-STATES = {"written": "#56B4E9", "missing": "#F0E442", "unexpected": "#D55E00", "untouched": "#eeeeee"}
-STATE_LETTERS = {"written": "W", "missing": "M", "unexpected": "U", "untouched": "·"}
+STATES = {
+    "written": "#56B4E9",
+    "missing": "#F0E442",
+    "unexpected": "#D55E00",
+    "wrong": "#000000",
+    "untouched": "#eeeeee",
+}
+STATE_LETTERS = {"written": "W", "missing": "M", "unexpected": "U", "wrong": "X", "untouched": "·"}
 
 # Rounding modes and layouts own no bytes: hues and greys that no field and no state uses, each with a pattern.
 MODES = {"rceil": ("#332288", "", "circle"), "floor": ("#882255", "/", "square"), "even": ("#999933", ".", "diamond")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -39,16 +40,20 @@ class Report:
     passed: list[tuple[str, Geometry, tuple[str, ...]]] = field(default_factory=list)
     refused: list[tuple[str, Geometry, str]] = field(default_factory=list)
 
+    def line(self, i: int) -> str:
+        """One passed pool in words."""
+        fmt, g, names = self.passed[i]
+        return f"{fmt:26} {_sizes(g)}: {len(names)} operations"
+
     def __str__(self) -> str:
         lines = [f"{self.name}: every operation is right on {len(self.passed)} pools"]
-        for fmt, g, names in self.passed:
-            lines.append(f"  {fmt:26} {_sizes(g)}: {len(names)} operations")
+        lines += [f"  {self.line(i)}" for i in range(len(self.passed))]
         for fmt, g, words in self.refused:
             lines.append(f"  {fmt:26} {_sizes(g)}: refused by the layout: {words}")
         return "\n".join(lines)
 
 
-def check_layout(builder) -> Report:
+def check_layout(builder, progress: Callable[[str], None] | None = None) -> Report:
     """Run every operation on the layouts that ``builder`` makes, and compare each byte with the reference.
 
     Ten small pools, every format among them, with sizes that are no powers of two, and V wider or narrower than K.
@@ -63,6 +68,8 @@ def check_layout(builder) -> Report:
     builder : callable ``(geometry, fmt) -> Layout``
         As :func:`kvlab.page_major`. It may refuse a format or a geometry with ValueError, TypeError or
         NotImplementedError; the report names each refusal.
+    progress : callable, optional
+        Called with a line for each pool that has passed, such as ``print``: in the interpreter a pool takes seconds.
 
     Returns
     -------
@@ -86,6 +93,7 @@ def check_layout(builder) -> Report:
     if not callable(builder):
         raise TypeError(f"check_layout: builder={builder!r} must be a function (geometry, fmt) -> Layout")
     report = Report(getattr(builder, "__name__", "layout"))
+    sound = []
     for fmt, geometry in CASES:
         try:
             layout = builder(geometry, fmt)
@@ -95,7 +103,11 @@ def check_layout(builder) -> Report:
         where = f"check_layout({report.name}): {format_name(fmt)}, {_sizes(geometry)}"
         if problem := described(layout, geometry, fmt):
             raise AssertionError(f"{where}: {problem}")
+        sound.append((fmt, geometry, layout, where))
+    for fmt, geometry, layout, where in sound:
         report.passed.append((format_name(fmt), geometry, _run(layout, where)))
+        if progress is not None:
+            progress(report.line(-1))
     if not report.passed:
         fmt, geometry, words = report.refused[0]
         raise AssertionError(f"check_layout({report.name}): the builder refuses every pool; {fmt}: {words}")

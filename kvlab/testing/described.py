@@ -7,6 +7,7 @@ import json
 import numpy as np
 
 from ..builders import contents
+from ..formats import MXFP8, format_name
 from ..layout import Layout
 
 
@@ -16,7 +17,7 @@ def described(layout, geometry, fmt) -> str | None:
         return f"the builder returned a {type(layout).__name__}, not a kvlab.Layout"
     if layout.geometry != geometry or layout.format != fmt:
         return f"the layout describes {layout.geometry} {layout.format}, not what was asked for"
-    for check in (_fields, _inside, _one_owner, _inverse, _json):
+    for check in (_fields, _inside, _one_owner, _inverse, _tiles, _json):
         if problem := check(layout):
             return problem
     return None
@@ -117,6 +118,29 @@ def _inverse(layout) -> str | None:
                         f"byte {start[a] + byte} of {buffer!r} is {_words(name, at, a)}, but explain says "
                         f"{layout.explain(buffer, int(start[a] + byte))}"
                     )
+    return None
+
+
+def _tiles(layout) -> str | None:
+    """Interleaved scales lie in 32x4x4 tiles: 128 rows and 4 columns are 512 bytes, in cuBLAS's order of scale factors.
+
+    Where tiles lie is the layout's business; inside one, its readers (block-scaled matrix products) compute the byte.
+    """
+    if not isinstance(layout.format, MXFP8) or layout.format.scales != "interleaved":
+        return None
+    for name in ("k_scale", "v_scale"):
+        layer, slot, head, dim = cells(layout, name)
+        row = slot % layout.geometry.page_size % 128
+        byte = layout.locate(name, layer, slot, head, dim)[1]
+        corner = layout.locate(name, layer, slot - row, head, dim // 4 * 4)[1]
+        wrong = np.flatnonzero(byte - corner != row % 32 * 16 + row // 32 * 4 + dim % 4)
+        if len(wrong):
+            i = int(wrong[0])
+            want = corner[i] + row[i] % 32 * 16 + row[i] // 32 * 4 + dim[i] % 4
+            return (
+                f"its scales are no 128x4 tiles, as the format {format_name(layout.format)} promises: "
+                f"{_words(name, (layer, slot, head, dim), i)} lies at byte {byte[i]}, and in a tile at byte {want}"
+            )
     return None
 
 

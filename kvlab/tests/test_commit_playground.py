@@ -12,13 +12,15 @@ pytest.importorskip("plotly", reason="needs plotly")
 import torch
 
 import kvlab
+import kvlab.zoo
 from kvlab.backends import reference_backend
 from kvlab.figures import expected_mask
 from kvlab.formats import parse_format
 from kvlab.samples import load_trace
 from kvlab.widgets import CommitPlayground
 from kvlab.widgets import commit_presets as presets
-from kvlab.widgets.commit_playground import FORMATS, LAYOUTS
+from kvlab.widgets.commit_playground import BUILDERS as LAYOUTS
+from kvlab.widgets.commit_playground import FORMATS
 from kvlab.widgets.commit_run import CALLS, FILLS, Bench, Commit, twin_layout
 
 MX = "mxfp8(flat, rceil)"
@@ -257,4 +259,14 @@ def test_copied_code_of_a_refusal(widget):
     show(widget).apply("duplicate")
     with pytest.raises(ValueError, match="loc: slot 284 is given twice"):
         run_code(widget.python())
+    run_code(widget.pytest())
+
+
+@pytest.mark.parametrize("builder", [kvlab.zoo.nano_vllm, kvlab.zoo.vllm_nhd, kvlab.zoo.hicache_page_first])
+def test_a_layout_of_ones_own(builder):
+    widget = CommitPlayground(layouts={"mine": builder})
+    assert widget.state["layout"] == "mine" and widget.error.value == ""
+    assert "kernel == reference" in widget.proof.value or "No kernel ran" in widget.proof.value
+    assert widget.outcome.counts["written"] > 0 and not widget.outcome.counts["unexpected"]
+    run_code(widget.python())
     run_code(widget.pytest())

@@ -94,6 +94,19 @@ def test_a_broken_description_is_named(builder, words):
         check_layout(builder)
 
 
+def test_scales_that_are_called_interleaved_must_lie_in_tiles():
+    def flat_in_disguise(geometry, fmt):
+        return replace(kvlab.token_major(geometry, kvlab.MXFP8("flat")), format=fmt)
+
+    def only_tiles(geometry, fmt):
+        if fmt != kvlab.MXFP8("interleaved"):
+            raise ValueError("other formats are not at stake here")
+        return flat_in_disguise(geometry, fmt)
+
+    with pytest.raises(AssertionError, match=r"no 128x4 tiles.*k_scale layer 0 slot 1 head 0 dim 0 lies at byte 4, "):
+        check_layout(only_tiles)
+
+
 def write_field_with(change):
     """The reference's write with its arguments changed, for one operation that writes wrongly."""
     real = reference.write_field

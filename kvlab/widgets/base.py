@@ -95,3 +95,9 @@ class Explorer(ipw.VBox):
             yield
         finally:
             self._busy = before
+
+
+def with_first(state: dict | str | None, layouts: dict | None) -> dict:
+    """A state that shows the first of the user's own ``layouts``, unless it names another."""
+    state = json.loads(state) if isinstance(state, str) else dict(state or {})
+    return {"layout": next(iter(layouts)), **state} if layouts else state

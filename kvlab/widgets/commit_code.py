@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from pprint import pformat
 
-from ..figures.commit_data import STATES
+from ..debug.commit_data import STATES
 from ..formats import MXFP8, parse_format
 from .commit_presets import geometry, steps_of
 from .commit_run import FILLS
 
 
-def python_code(state: dict, trace) -> str:
-    """Lines that build the pool and run the call on it."""
+def python_code(state: dict, trace, own=None) -> str:
+    """Lines that build the pool and run the call on it. ``own``: the layout, where no builder of kvlab made it."""
     return f"""import torch
 
 import kvlab
 from kvlab.samples import load_trace
 
-{_inputs(state, trace)}
+{_inputs(state, trace, own)}
 pool = kvlab.KVPool(layout)
 {_call(state, "pool")}
 print(pool)
 """
 
 
-def pytest_code(state: dict, trace, outcome, fault: Exception | None) -> str:
+def pytest_code(state: dict, trace, outcome, fault: Exception | None, own=None) -> str:
     """A test of the same call: kernel against reference, and every byte's state, over two fills; or its refusal.
 
     ``outcome`` is None where not even the layout could be built.
     """
     if fault is None:
-        return _ran(state, trace, outcome)
-    return _refused(state, trace, fault) if outcome is not None else _no_layout(state, trace, fault)
+        return _ran(state, trace, outcome, own)
+    return _refused(state, trace, fault, own) if outcome is not None else _no_layout(state, trace, fault)
 
 
-def _ran(state: dict, trace, outcome) -> str:
+def _ran(state: dict, trace, outcome, own) -> str:
     counts = {s: outcome.counts[s] for s in STATES[1:]}
     mask = "row_mask.cpu().numpy()" if state["row_mask"] is not None else "None"
     return f"""import numpy as np
@@ -45,7 +45,7 @@ from kvlab.backends import reference_backend
 from kvlab.figures import classify, expected_mask
 from kvlab.samples import load_trace
 
-{_inputs(state, trace)}
+{_inputs(state, trace, own)}
 
 def commit(pool):
     {_call(state, "pool", indent=4)}
@@ -79,7 +79,7 @@ def _remark(counts: dict) -> str:
     )
 
 
-def _refused(state: dict, trace, error: Exception) -> str:
+def _refused(state: dict, trace, error: Exception, own) -> str:
     return f"""import re
 
 import pytest
@@ -88,7 +88,7 @@ import torch
 import kvlab
 from kvlab.samples import load_trace
 
-{_inputs(state, trace)}
+{_inputs(state, trace, own)}
 
 def test_refused():
     pool = kvlab.KVPool(layout)
@@ -113,17 +113,19 @@ def test_refused():
 """
 
 
-def _layout(state: dict, trace) -> str:
+def _layout(state: dict, trace, own=None) -> str:
+    if own is not None:
+        return f"kvlab.Layout.from_dict({own.to_dict()!r})"
     g = geometry(trace, state["page_size"]).to_dict()
     sizes = ", ".join(f"{n}={x}" for n, x in g.items() if n != "v_head_dim")
     return f"kvlab.{state['layout']}(kvlab.Geometry({sizes}), {_format(state['format'])})"
 
 
-def _inputs(state: dict, trace) -> str:
+def _inputs(state: dict, trace, own) -> str:
     """Lines that define layout, loc_2d, commit_lens, row_mask (where there is one), k and v."""
     steps, layer = steps_of(trace, state["step"], len(state["loc"])), state["layer"]
     mask = f"row_mask = torch.tensor({_nested(state['row_mask'])}, device=device)\n" if state["row_mask"] else ""
-    return f"""layout = {_layout(state, trace)}
+    return f"""layout = {_layout(state, trace, own)}
 device = kvlab.KVPool(layout).device
 steps = [load_trace().step(i) for i in {steps}]
 k = torch.cat([s.k[{layer}] for s in steps]).to(device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..debug.commit_data import row_bytes
 from ..figures import palette
-from ..figures.commit_data import row_bytes
 from ..figures.owners import fields_in
 from ..figures.png import data_uri, palette_png
 from .commit_rows import COLORS, LINES, STRIPE, WHITE, WORDS, Rows, striped

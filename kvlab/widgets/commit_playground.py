@@ -8,18 +8,18 @@ from typing import ClassVar
 import ipywidgets as ipw
 import torch
 
-from .. import builders
+from ..builders import head_major, page_major, token_major
 from ..formats import MXFP8, PLAIN, format_name, parse_format
 from ..samples import load_trace
 from . import commit_presets as presets
-from .base import Explorer
+from .base import Explorer, with_first
 from .commit_code import pytest_code, python_code
 from .commit_picture import Picture, legend
 from .commit_rows import WORDS
 from .commit_run import Bench, Commit, proof
 from .slot_table import SlotTable
 
-LAYOUTS = ("token_major", "page_major", "head_major")
+BUILDERS = {"token_major": token_major, "page_major": page_major, "head_major": head_major}
 MX = [MXFP8(s, r) for s in ("flat", "interleaved") for r in ("rceil", "floor", "even")]
 FORMATS = [*PLAIN, *map(format_name, MX)]
 PAGE_SIZES = (4, 16, 32, 128)
@@ -54,8 +54,9 @@ class CommitPlayground(Explorer):
         "row_mask": None,
     }
 
-    def __init__(self, state: dict | str | None = None):
-        super().__init__(state)
+    def __init__(self, state: dict | str | None = None, layouts: dict | None = None):
+        self.builders = {**BUILDERS, **(layouts or {})}
+        super().__init__(with_first(state, layouts))
         self.children = [c for c in self.children if c is not self.error]  # it stands beside the table
 
     def _build(self):
@@ -64,7 +65,7 @@ class CommitPlayground(Explorer):
         self.outcome = self.fault = None
         short = {"description_width": "initial"}
         auto = ipw.Layout(width="auto")
-        self.layout_box = ipw.Dropdown(options=LAYOUTS, description="layout", style=short, layout=auto)
+        self.layout_box = ipw.Dropdown(options=list(self.builders), description="layout", style=short, layout=auto)
         self.format_box = ipw.Dropdown(options=FORMATS, description="format", style=short, layout=auto)
         self.page_box = ipw.Dropdown(options=PAGE_SIZES, description="page_size", style=short, layout=auto)
         self.layer_box = ipw.Dropdown(options=range(presets.LAYERS), description="layer", style=short, layout=auto)
@@ -165,7 +166,7 @@ class CommitPlayground(Explorer):
 
     def _run(self, state: dict) -> None:
         g = presets.geometry(self.trace, state["page_size"])
-        layout = getattr(builders, state["layout"])(g, parse_format(state["format"]))
+        layout = self.builders[state["layout"]](g, parse_format(state["format"]))
         if self.bench is None or self.bench.layout != layout:
             self.bench = Bench(layout)
         commit = self._commit(state)
@@ -199,7 +200,14 @@ class CommitPlayground(Explorer):
         return f"{batch}; commit_lens {lens}. Bytes: {counts}."
 
     def python(self) -> str:
-        return python_code(self.state, self.trace)
+        return python_code(self.state, self.trace, self._own)
 
     def pytest(self) -> str:
-        return pytest_code(self.state, self.trace, self.outcome, self.fault)
+        return pytest_code(self.state, self.trace, self.outcome, self.fault, self._own)
+
+    @property
+    def _own(self):
+        """The shown layout, where its builder is the user's: code can then only give its description."""
+        name = self.layout_box.value
+        mine = self.builders[name] is not BUILDERS.get(name)
+        return self.bench.layout if mine and self.outcome is not None else None

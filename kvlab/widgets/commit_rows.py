@@ -7,8 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
+from ..debug.commit_data import MISSING, STATES, UNEXPECTED, row_bytes
 from ..figures import palette
-from ..figures.commit_data import MISSING, STATES, UNEXPECTED, row_bytes
 
 LINES = 4  # picture lines per slot, the first one a border
 LABEL = 14  # pixels that a run's label needs

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ..backends import backend, reference_backend
+from ..debug.commit_data import STATES, classify, expected_mask
 from ..field import Axis
-from ..figures.commit_data import STATES, classify, expected_mask
 from ..formats import payload_dtype
 from ..layout import Layout
 from ..pool import KVPool
@@ -93,7 +93,7 @@ def twin_layout(layout: Layout) -> Layout:
     """
     g, fields = layout.geometry, {}
     for name, f in layout.fields.items():
-        copy = Axis("slot", len(f.modes["slot"]), 2, layout.buffers[f.buffer])
+        copy = Axis("slot", len(f.modes["slot"]), 2, layout.buffers[f.buffer_of(0)])
         extents = {**f.extents, "slot": 2 * g.slots}
         fields[name] = replace(f, axes=(copy, *f.axes), extents=extents)
     sizes = {name: 2 * size for name, size in layout.buffers.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
 import ipywidgets as ipw
@@ -14,7 +13,7 @@ from ..formats import parse_format
 from ..geometry import Geometry
 from ..layout import Padding
 from . import layout_code
-from .base import Explorer
+from .base import Explorer, with_first
 from .cell_words import formula_table, legend, selection_words
 from .hex_pad import HELP, STEPS, HexPad
 from .layout_controls import CELL, SIZES, LayoutControls
@@ -65,10 +64,7 @@ class LayoutExplorer(Explorer):
         self.builders = {**BUILDERS, **(layouts or {})}
         self.pool = self._shown = self._at = None
         self._resized = False
-        state = json.loads(state) if isinstance(state, str) else dict(state or {})
-        if layouts and "layout" not in state:
-            state["layout"] = next(iter(layouts))
-        super().__init__(state)
+        super().__init__(with_first(state, layouts))
         self.children = [child for child in self.children if child is not self.error]  # it has its place in _build
         self.layout.max_width = "1100px"
 

@@ -1,0 +1,138 @@
+"""What a commit should have written, against what was written: missing, unexpected, wrong value."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import checks
+from ..backends import reference_backend
+from ..layout import Padding
+from ..pool import KVPool
+from .commit_data import expected_mask
+from .ranges import fold
+from .values import decoded, owner_words
+from .writes import listed
+
+KINDS = {
+    "missing": "should have been written and were not",
+    "unexpected": "were written, though the commit has no business there",
+    "wrong": "were written with another value than the reference stores",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Written bytes against a commit.
+
+    Attributes
+    ----------
+    layout : Layout
+    missing, unexpected, wrong : lists of Range or Stray
+    counts : dict of str to int
+        Bytes of each of the three, and of ``right`` ones: expected and written, with the right value where it is known.
+    masks : dict of kind to dict of buffer to bool array ``(nbytes,)``
+        The same four, byte by byte.
+    first : str
+        The first wrong value in words, or "".
+    note : str
+        What this verdict could not tell, or "".
+    """
+
+    layout: object
+    missing: list
+    unexpected: list
+    wrong: list
+    counts: dict[str, int]
+    masks: dict[str, dict[str, np.ndarray]]
+    first: str = ""
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Every byte is as it should be."""
+        return not (self.missing or self.unexpected or self.wrong)
+
+    def __str__(self) -> str:
+        right = f"{self.counts['right']:,} bytes expected and written"
+        if self.ok:
+            return f"as expected: {right}, nothing else{self.note and f' ({self.note})'}"
+        lines = [right]
+        for kind, words in KINDS.items():
+            ranges = getattr(self, kind)
+            if ranges:
+                lines += [f"{kind}: {self.counts[kind]:,} bytes {words}", *listed(ranges)]
+        return "\n".join(
+            [*lines, *([f"first wrong value: {self.first}"] if self.first else []), *filter(None, [self.note])]
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def to_dict(self) -> dict:
+        """JSON-ready."""
+        ranges = {kind: [r.to_dict() for r in getattr(self, kind)] for kind in KINDS}
+        return {"ok": self.ok, "counts": self.counts, **ranges, "first": self.first, "note": self.note}
+
+
+def judge(pool, before: dict, after: dict, masks: dict, both_fills: bool, loc, given: dict, rows: dict) -> Verdict:
+    """See :meth:`Watch.expect`. ``given``: commit_lens, row_mask, layer; ``rows``: k, v and scales."""
+    right = None
+    if rows["k"] is not None or rows["v"] is not None:
+        right = KVPool.__new__(KVPool)
+        right._set(pool.layout, {name: x.clone() for name, x in before.items()})
+        with reference_backend():
+            right.commit(loc, rows["k"], rows["v"], **given, k_scale=rows["k_scale"], v_scale=rows["v_scale"])
+    else:
+        _check(pool, loc, **given)
+    layer = given["layer"]
+    layer = None if layer is None else checks.layer_range(layer, pool.layout.geometry.layers)[0]
+    numbers = (x if x is None else x.cpu().numpy() for x in (loc, given["commit_lens"], given["row_mask"]))
+    expected = expected_mask(pool.layout, *numbers, layer=layer)
+    found: dict[str, dict] = {kind: {} for kind in ("right", *KINDS)}
+    for name, want in expected.items():
+        written = masks[name]
+        same = np.ones(len(want), bool) if right is None else (after[name] == right.buffers[name]).cpu().numpy()
+        # a byte of a `with` block that already held the right value cannot be told from a written one, and is right
+        held = want & ~written & same if right is not None and not both_fills else np.zeros(len(want), bool)
+        found["missing"][name] = want & ~written & ~held
+        found["unexpected"][name] = written & ~want
+        found["wrong"][name] = want & written & ~same
+        found["right"][name] = (want & written & same) | held
+    counts = {kind: sum(int(np.count_nonzero(m)) for m in each.values()) for kind, each in found.items()}
+    loose = {"missing": False, "unexpected": not both_fills, "wrong": True}  # where bytes can be equal by chance
+    ranges = {kind: fold(pool.layout, found[kind], loose[kind]) if counts[kind] else [] for kind in KINDS}
+    note = ""
+    if right is None and not both_fills:
+        note = "a byte rewritten with its own value counts as missing; pass k and v, or watch a callable"
+    first = _first(pool.layout, found["wrong"], after, right) if counts["wrong"] else ""
+    return Verdict(pool.layout, **ranges, counts=counts, masks=found, first=first, note=note)
+
+
+def _check(pool, loc, commit_lens, row_mask, layer) -> None:
+    """What a commit checks of its arguments, before anything is compared."""
+    g = pool.layout.geometry
+    checks.layer_range(layer, g.layers)
+    given, loc = loc, checks.slots_2d("loc", loc, pool.device)
+    if commit_lens is not None:
+        checks.commit_lens_ok(commit_lens, loc, given.dim(), True)
+    if row_mask is not None:
+        row_mask = checks.row_mask_2d(row_mask, loc, tuple(given.shape))
+    chosen = checks.selected(loc, commit_lens, row_mask)
+    checks.slots_in_range("loc", loc, chosen, g.slots)
+    checks.no_duplicates("loc", loc, chosen)
+
+
+def _first(layout, wrong: dict[str, np.ndarray], after: dict, right) -> str:
+    buffer = next(name for name, mask in wrong.items() if mask.any())
+    byte = int(np.argmax(wrong[buffer]))
+    cell = layout.explain(buffer, byte)
+    if isinstance(cell, Padding):
+        return ""
+    return (
+        f"{owner_words(layout, cell)}: {decoded(layout, after, cell)}, should be {decoded(layout, right.buffers, cell)}"
+    )

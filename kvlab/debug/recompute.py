@@ -1,0 +1,85 @@
+"""What the recorded commit of a case should have written, computed again in plain torch, against what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends import reference_backend
+from ..layout import Padding
+from .expect import Verdict
+from .ranges import fold
+from .recorded import Case
+from .values import decoded, owner_words
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A recorded commit, judged byte for byte.
+
+    Attributes
+    ----------
+    verdict : Verdict
+        Missing, unexpected and wrong bytes; ``.ok``.
+    expected, values : dict of buffer to ``(nbytes,)`` array
+        Bytes that a right commit writes, bool, and what the buffer should hold after it, uint8.
+    """
+
+    verdict: Verdict
+    expected: dict[str, np.ndarray]
+    values: dict[str, np.ndarray]
+
+    def content(self) -> np.ndarray:
+        """Slots that should have content once the commit is done, ``(n,)`` int64: what :func:`kvlab.scan` takes."""
+        slots = []
+        for name, values in self.values.items():
+            at = np.flatnonzero((values != 0x00) & (values != 0xFF))  # neither a fresh pool's fill nor poison
+            cells = self.verdict.layout.explain(name, at)
+            slots.append(np.unique(cells.slot[cells.field >= 0]))
+        return np.unique(np.concatenate(slots))
+
+
+def recompute(case: Case) -> Recomputed:
+    """Judge the recorded commit of a case.
+
+    Runs the reference twice, over ``before`` and over its complement, so that a byte that is rewritten with the value
+    it had counts as written. Only bytes that are in the file are judged.
+
+    Raises
+    ------
+    ValueError, IndexError, TypeError
+        As :meth:`Case.replay`: no commit in the file, or one that kvlab refuses.
+    """
+    with reference_backend():
+        right = case.replay()
+        other = case.replay({name: ~b for name, b in case.before.buffers.items()})
+    masks = {kind: {} for kind in ("right", "missing", "unexpected", "wrong")}
+    expected, values = {}, {}
+    for name, before in case.before.buffers.items():
+        before, after = before.numpy(), case.pool.buffers[name].numpy()
+        want = values[name] = right.buffers[name].cpu().numpy()
+        written = expected[name] = (want != before) | (other.buffers[name].cpu().numpy() != ~before)
+        judged = case.saved_bytes(name)
+        bad = (after != want) & judged
+        masks["right"][name] = (after == want) & written & judged
+        masks["missing"][name] = bad & written & (after == before)
+        masks["wrong"][name] = bad & written & (after != before)
+        masks["unexpected"][name] = bad & ~written
+    counts = {kind: sum(int(np.count_nonzero(m)) for m in each.values()) for kind, each in masks.items()}
+    ranges = {kind: fold(case.layout, masks[kind]) if counts[kind] else [] for kind in list(masks)[1:]}
+    note = "" if case.pages is None else "only the pages in the file were judged"
+    first = _first(case, masks["wrong"], right) if counts["wrong"] else ""
+    return Recomputed(
+        Verdict(case.layout, **ranges, counts=counts, masks=masks, first=first, note=note), expected, values
+    )
+
+
+def _first(case: Case, wrong: dict[str, np.ndarray], right) -> str:
+    """The first wrong value and the right one, in words."""
+    buffer = next(name for name, mask in wrong.items() if mask.any())
+    cell = case.layout.explain(buffer, int(np.argmax(wrong[buffer])))
+    if isinstance(cell, Padding):
+        return ""
+    have, want = (decoded(case.layout, pool.buffers, cell) for pool in (case.pool, right))
+    return f"{owner_words(case.layout, cell)}: {have}, should be {want}"
