@@ -46,7 +46,8 @@ def row_bytes(field, layer: int, slots: np.ndarray) -> np.ndarray:
     head = np.arange(field.extents["head"])[None, :, None, None]
     dim = np.arange(field.extents["dim"])[None, None, :, None]
     own = 0 if isinstance(field.buffer, tuple) else layer
-    return (field.byte(own, slot, head, dim) + np.arange(field.item)).reshape(len(slots), -1)
+    row = head.size * dim.size * field.item
+    return (field.byte(own, slot, head, dim) + np.arange(field.item)).reshape(len(slots), row)
 
 
 def classify(expected, before_a, after_a, before_b=None, after_b=None) -> np.ndarray:

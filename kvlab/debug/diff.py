@@ -10,7 +10,8 @@ import torch
 
 from ..layout import Cell, Layout
 from ..move import mismatch
-from .ranges import COORDINATES, WHOLE, Range, Stray, boxes, cells_of, fold, smooth, states_of
+from .boxes import boxes, smooth, states_of
+from .ranges import COORDINATES, Range, Stray, cells_of, fold
 from .values import decoded, owner_words
 from .writes import listed
 
@@ -121,8 +122,7 @@ def _by_coordinate(layout_a, a, layout_b, b) -> tuple[list[Range], int, int]:
             nbytes, compared = nbytes + int(np.count_nonzero(touched)), compared + touched.size
             own[...] = states_of(touched, elements=True)
             smooth(own)
-        found = boxes(states)
-        ranges += [Range(name, *spans, whole=state == WHOLE) for spans, state in found]
+        ranges += [Range(name, *where, whole) for where, whole in boxes(states, joined=True)]
     return ranges, nbytes, compared
 
 

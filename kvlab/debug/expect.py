@@ -11,11 +11,14 @@ from .. import checks
 from ..backends import reference_backend
 from ..layout import Padding
 from ..pool import KVPool
-from .commit_data import expected_mask
+from .commit_data import MISSING, UNEXPECTED, UNTOUCHED, WRITTEN, expected_mask
 from .ranges import fold
 from .values import decoded, owner_words
 from .writes import listed
 
+WRONG = 4  # the state that joins those of commit_data
+CODES = {"right": WRITTEN, "missing": MISSING, "unexpected": UNEXPECTED, "wrong": WRONG}
+CHUNK = 1 << 22  # bytes judged at a time: all at once would take several times the memory of the pool
 KINDS = {
     "missing": "should have been written and were not",
     "unexpected": "were written, though the commit has no business there",
@@ -33,8 +36,8 @@ class Verdict:
     missing, unexpected, wrong : lists of Range or Stray
     counts : dict of str to int
         Bytes of each of the three, and of ``right`` ones: expected and written, with the right value where it is known.
-    masks : dict of kind to dict of buffer to bool array ``(nbytes,)``
-        The same four, byte by byte.
+    states : dict of buffer to ``(nbytes,)`` uint8
+        The same for every byte, 0 where nothing should have been written and nothing was: values of ``CODES``.
     first : str
         The first wrong value in words, or "".
     note : str
@@ -46,7 +49,7 @@ class Verdict:
     unexpected: list
     wrong: list
     counts: dict[str, int]
-    masks: dict[str, dict[str, np.ndarray]]
+    states: dict[str, np.ndarray]
     first: str = ""
     note: str = ""
 
@@ -92,25 +95,46 @@ def judge(pool, before: dict, after: dict, masks: dict, both_fills: bool, loc, g
     layer = given["layer"]
     layer = None if layer is None else checks.layer_range(layer, pool.layout.geometry.layers)[0]
     numbers = (x if x is None else x.cpu().numpy() for x in (loc, given["commit_lens"], given["row_mask"]))
-    expected = expected_mask(pool.layout, *numbers, layer=layer)
-    found: dict[str, dict] = {kind: {} for kind in ("right", *KINDS)}
-    for name, want in expected.items():
-        written = masks[name]
-        same = np.ones(len(want), bool) if right is None else (after[name] == right.buffers[name]).cpu().numpy()
-        # a byte of a `with` block that already held the right value cannot be told from a written one, and is right
-        held = want & ~written & same if right is not None and not both_fills else np.zeros(len(want), bool)
-        found["missing"][name] = want & ~written & ~held
-        found["unexpected"][name] = written & ~want
-        found["wrong"][name] = want & written & ~same
-        found["right"][name] = (want & written & same) | held
-    counts = {kind: sum(int(np.count_nonzero(m)) for m in each.values()) for kind, each in found.items()}
-    loose = {"missing": False, "unexpected": not both_fills, "wrong": True}  # where bytes can be equal by chance
-    ranges = {kind: fold(pool.layout, found[kind], loose[kind]) if counts[kind] else [] for kind in KINDS}
+    states = {name: x.view(np.uint8) for name, x in expected_mask(pool.layout, *numbers, layer=layer).items()}
+    for name, own in states.items():
+        for at in range(0, len(own), CHUNK):
+            part = slice(at, at + CHUNK)
+            want, written, same = own[part] != 0, masks[name][part], np.True_
+            if right is not None:
+                same = (after[name][part] == right.buffers[name][part]).cpu().numpy()
+            # a byte of a `with` block that already held the right value cannot be told from a written one, and is right
+            held = same if right is not None and not both_fills else np.False_
+            own[part] = np.select(
+                [want & written & same, want & written, want & held, want, written],
+                [WRITTEN, WRONG, WRITTEN, MISSING, UNEXPECTED],
+                UNTOUCHED,
+            )
     note = ""
     if right is None and not both_fills:
         note = "a byte rewritten with its own value counts as missing; pass k and v, or watch a callable"
-    first = _first(pool.layout, found["wrong"], after, right) if counts["wrong"] else ""
-    return Verdict(pool.layout, **ranges, counts=counts, masks=found, first=first, note=note)
+    loose = ("wrong",) if both_fills else ("wrong", "unexpected")
+    return verdict_of(pool.layout, states, loose, after, right and right.buffers, note)
+
+
+def verdict_of(layout, states: dict[str, np.ndarray], loose, after, right, note: str) -> Verdict:
+    """The verdict of bytes whose states are known.
+
+    Parameters
+    ----------
+    states : dict of buffer to ``(nbytes,)`` uint8
+    loose : kinds of which bytes can be equal by chance
+    after, right : dict of buffer to ``(nbytes,)`` uint8 tensor
+        What is there and what should be; ``right`` may be None where no byte is wrong.
+    """
+    counts, ranges, first = {}, {}, ""
+    for kind, code in CODES.items():
+        masks = {name: x == code for name, x in states.items()}
+        counts[kind] = sum(int(np.count_nonzero(mask)) for mask in masks.values())
+        if kind in KINDS:
+            ranges[kind] = fold(layout, masks, kind in loose) if counts[kind] else []
+    if counts["wrong"]:
+        first = _first(layout, masks, after, right)  # wrong is the last kind
+    return Verdict(layout, **ranges, counts=counts, states=states, first=first, note=note)
 
 
 def _check(pool, loc, commit_lens, row_mask, layer) -> None:
@@ -127,12 +151,11 @@ def _check(pool, loc, commit_lens, row_mask, layer) -> None:
     checks.no_duplicates("loc", loc, chosen)
 
 
-def _first(layout, wrong: dict[str, np.ndarray], after: dict, right) -> str:
+def _first(layout, wrong: dict[str, np.ndarray], after: dict, right: dict) -> str:
+    """The first wrong value and the right one, in words."""
     buffer = next(name for name, mask in wrong.items() if mask.any())
     byte = int(np.argmax(wrong[buffer]))
     cell = layout.explain(buffer, byte)
     if isinstance(cell, Padding):
         return ""
-    return (
-        f"{owner_words(layout, cell)}: {decoded(layout, after, cell)}, should be {decoded(layout, right.buffers, cell)}"
-    )
+    return f"{owner_words(layout, cell)}: {decoded(layout, after, cell)}, should be {decoded(layout, right, cell)}"

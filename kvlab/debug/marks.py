@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..layout import Layout
+from .boxes import WHOLE, boxes, smooth, spans
 from .findings import KINDS, Finding
-from .ranges import WHOLE, Range, boxes, smooth, spans
+from .ranges import Range
 
 KEPT = 1 << 16  # places kept of each kind: a pool that is bad all over needs no list of all its cells
 
@@ -85,6 +86,6 @@ class Marks:
         slot_of = np.zeros(len(states), np.int64)
         slot_of[row] = slots
         return [
-            ((int(slot_of[first]), int(slot_of[last])), heads, dims, state == WHOLE)
-            for ((first, last), heads, dims), state in boxes(states)
+            ((int(slot_of[first]), int(slot_of[last])), heads, dims, whole)
+            for ((first, last), heads, dims), whole in boxes(states)
         ]

@@ -8,12 +8,11 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from .boxes import CHUNK, Span, boxes, smooth, spans, states_of
+
 FIELD_NAMES = {"k": "K", "v": "V", "k_scale": "K scale", "v_scale": "V scale"}
 COORDINATES = ("layer", "slot", "head", "dim")
-NONE, PART, WHOLE = range(3)  # of an element: no byte touched, some, all
-CHUNK = 1 << 24  # bytes looked at together
-SCATTERED = 16  # runs of a row from which on they are not named one by one
-Span = tuple[int, int]  # first and last, both included
+STRETCHES = 256  # of bytes that are no cell, in one buffer, from which on they are told as one
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,22 @@ class IndexRange:
 
 @dataclass(frozen=True)
 class Stray:
-    """Bytes that no field owns: padding, or memory around the cells. ``bytes`` is (first, last) in the buffer."""
+    """Bytes that no field owns: padding, or memory around the cells. ``bytes`` is (first, last) in the buffer.
+
+    ``whole`` is False where there are more than 256 such stretches in a buffer, which are then told as one.
+    """
 
     buffer: str
     bytes: Span
+    whole: bool = True
 
     def __str__(self) -> str:
-        return f"no cell, {span_words('byte', self.bytes)} of {self.buffer!r}"
+        part = "" if self.whole else ", some of them"
+        return f"no cell, {span_words('byte', self.bytes)} of {self.buffer!r}{part}"
 
     def to_dict(self) -> dict:
         """JSON-ready."""
-        return {"kind": "stray", "buffer": self.buffer, "bytes": list(self.bytes)}
+        return {"kind": "stray", "buffer": self.buffer, "bytes": list(self.bytes), "whole": self.whole}
 
 
 def span_words(name: str, span: Span) -> str:
@@ -93,7 +97,8 @@ def fold(layout, masks: dict[str, np.ndarray], elements: bool = False) -> list[R
         Buffers left out have no touched bytes. Costs one byte for each element of the largest field; the loops of
         Python run over ranges, not over bytes.
     elements : bool
-        An element with any touched byte counts as touched: for values that changed, where some bytes stay by chance.
+        For values that changed, where some stay by chance: an element with any touched byte counts as touched, and rows
+        that differ in few elements are told as one with ``whole`` False, once they have more than 16 looks.
     """
     ranges: list[Range] = []
     owned = dict.fromkeys(masks, 0)
@@ -105,46 +110,10 @@ def fold(layout, masks: dict[str, np.ndarray], elements: bool = False) -> list[R
             buffer = field.buffer_of(layer)
             if buffer in masks:
                 owned[buffer] += _fill(own, field, layer, masks[buffer], elements)
-        for (layers, slots, heads, dims), state in boxes(states):
-            ranges.append(Range(name, layers, slots, heads, dims, state == WHOLE))
+        ranges += [Range(name, *where, whole) for where, whole in boxes(states, joined=elements)]
     order = list(layout.fields)
     ranges.sort(key=lambda r: (r.layers, order.index(r.field), r.slots, r.heads, r.dims))
-    strays = [Stray(b, span) for b, mask in masks.items() for span in _unowned(layout, b, mask, owned[b])]
-    return [*ranges, *strays]
-
-
-def boxes(states: np.ndarray) -> list[tuple[tuple[Span, ...], int]]:
-    """Boxes of equal nonzero state that together are all of ``states``, an array of any rank.
-
-    Neighbours along the first axis that look alike become one; then the same inside each. Rows (the last two axes) must
-    not be too ragged, see :func:`smooth`.
-    """
-    if states.ndim == 1:
-        cuts = np.flatnonzero(np.diff(states)) + 1
-        firsts, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(states)]
-        return [(((a, b - 1),), int(states[a])) for a, b in zip(firsts, ends, strict=True) if states[a]]
-    flat = states.reshape(len(states), -1)
-    live = np.flatnonzero(flat.any(1))
-    out, i = [], 0
-    if not len(live):
-        return out
-    alike = np.concatenate([(np.diff(live) == 1) & _equal_neighbours(flat, live), [False]])
-    while i < len(live):
-        j = i + int(np.argmin(alike[i:]))  # the first that differs from the one after it
-        span = (int(live[i]), int(live[j]))
-        out += [((span, *rest), state) for rest, state in boxes(states[live[i]])]
-        i = j + 1
-    return out
-
-
-def _equal_neighbours(flat: np.ndarray, live: np.ndarray) -> np.ndarray:
-    """Whether rows ``live[i]`` and ``live[i + 1]`` are equal, in chunks: comparing all at once would copy them all."""
-    out = np.empty(len(live) - 1, bool)
-    step = max(1, CHUNK // flat.shape[1])
-    for at in range(0, len(out), step):
-        here, after = live[at : at + step + 1][:-1], live[at + 1 : at + step + 1]
-        out[at : at + step] = (flat[here[: len(after)]] == flat[after]).all(1)
-    return out
+    return ranges + [stray for b, mask in masks.items() for stray in _unowned(layout, b, mask, owned[b])]
 
 
 def _fill(states: np.ndarray, field, layer: int, mask: np.ndarray, elements: bool) -> int:
@@ -166,24 +135,6 @@ def _fill(states: np.ndarray, field, layer: int, mask: np.ndarray, elements: boo
             own[...] = states_of(rows, elements)
             smooth(own)
     return touched
-
-
-def states_of(touched: np.ndarray, elements: bool) -> np.ndarray:
-    """NONE, PART or WHOLE of every element, from its bytes on the last axis."""
-    item = touched.shape[-1]
-    bits = touched.view(f"u{item}")[..., 0]  # an element's bytes as one number: far quicker than any() and all()
-    some = (bits != 0).view(np.uint8)
-    if elements:
-        return some * np.uint8(WHOLE)
-    return some + (bits == int.from_bytes(b"\1" * item, "little"))
-
-
-def smooth(rows: np.ndarray) -> None:
-    """Rows ``(rows, heads, dims)`` with many runs become one box each: all dims of the heads that were touched."""
-    runs = np.count_nonzero(np.diff(rows, axis=2), axis=(1, 2))
-    for row in rows[runs > SCATTERED]:
-        heads = np.flatnonzero(row.any(1))
-        row[heads[0] : heads[-1] + 1] = PART
 
 
 def _size(field, coordinate: str) -> int:
@@ -211,8 +162,8 @@ def cells_of(field, layer: int, x: np.ndarray) -> np.ndarray:
     return wide[: e["slot"], : e["head"], : e["dim"]]
 
 
-def _unowned(layout, buffer: str, mask: np.ndarray, owned: int) -> list[Span]:
-    """Touched bytes that no field owns, as (first, last)."""
+def _unowned(layout, buffer: str, mask: np.ndarray, owned: int) -> list[Stray]:
+    """Touched bytes that no field owns."""
     if int(np.count_nonzero(mask)) == owned:
         return []
     left = mask.copy()
@@ -221,15 +172,15 @@ def _unowned(layout, buffer: str, mask: np.ndarray, owned: int) -> list[Span]:
             if field.buffer_of(layer) == buffer:
                 view = cell_view(field, layer, left)
                 view &= ~_real(field)
-    return spans(np.flatnonzero(left))
+    return strays(buffer, left)
 
 
-def spans(at: np.ndarray) -> list[Span]:
-    """(first, last) of each stretch of consecutive numbers in a rising array."""
-    if not len(at):
-        return []
-    cuts = np.flatnonzero(np.diff(at) != 1)
-    return list(zip(at[np.r_[0, cuts + 1]].tolist(), at[np.r_[cuts, -1]].tolist(), strict=True))
+def strays(buffer: str, mask: np.ndarray) -> list[Stray]:
+    """The touched stretches of ``(nbytes,)`` bytes, or one that holds them all: the columns that tiles pad are many."""
+    at = np.flatnonzero(mask)
+    if np.count_nonzero(np.diff(at) > 1) >= STRETCHES:
+        return [Stray(buffer, (int(at[0]), int(at[-1])), whole=False)]
+    return [Stray(buffer, span) for span in spans(at)]
 
 
 def _real(field) -> np.ndarray:

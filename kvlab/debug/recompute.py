@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends import reference_backend
-from ..layout import Padding
-from .expect import Verdict
-from .ranges import fold
+from .commit_data import UNTOUCHED
+from .expect import CODES, Verdict, verdict_of
 from .recorded import Case
-from .values import decoded, owner_words
 
 
 @dataclass(frozen=True)
@@ -54,32 +52,17 @@ def recompute(case: Case) -> Recomputed:
     with reference_backend():
         right = case.replay()
         other = case.replay({name: ~b for name, b in case.before.buffers.items()})
-    masks = {kind: {} for kind in ("right", "missing", "unexpected", "wrong")}
-    expected, values = {}, {}
+    states, expected, values = {}, {}, {}
     for name, before in case.before.buffers.items():
         before, after = before.numpy(), case.pool.buffers[name].numpy()
         want = values[name] = right.buffers[name].cpu().numpy()
         written = expected[name] = (want != before) | (other.buffers[name].cpu().numpy() != ~before)
         judged = case.saved_bytes(name)
-        bad = (after != want) & judged
-        masks["right"][name] = (after == want) & written & judged
-        masks["missing"][name] = bad & written & (after == before)
-        masks["wrong"][name] = bad & written & (after != before)
-        masks["unexpected"][name] = bad & ~written
-    counts = {kind: sum(int(np.count_nonzero(m)) for m in each.values()) for kind, each in masks.items()}
-    ranges = {kind: fold(case.layout, masks[kind]) if counts[kind] else [] for kind in list(masks)[1:]}
+        states[name] = np.select(
+            [~judged, (after == want) & written, after == want, ~written, after == before],
+            [UNTOUCHED, CODES["right"], UNTOUCHED, CODES["unexpected"], CODES["missing"]],
+            CODES["wrong"],
+        ).astype(np.uint8)
     note = "" if case.pages is None else "only the pages in the file were judged"
-    first = _first(case, masks["wrong"], right) if counts["wrong"] else ""
-    return Recomputed(
-        Verdict(case.layout, **ranges, counts=counts, masks=masks, first=first, note=note), expected, values
-    )
-
-
-def _first(case: Case, wrong: dict[str, np.ndarray], right) -> str:
-    """The first wrong value and the right one, in words."""
-    buffer = next(name for name, mask in wrong.items() if mask.any())
-    cell = case.layout.explain(buffer, int(np.argmax(wrong[buffer])))
-    if isinstance(cell, Padding):
-        return ""
-    have, want = (decoded(case.layout, pool.buffers, cell) for pool in (case.pool, right))
-    return f"{owner_words(case.layout, cell)}: {have}, should be {want}"
+    verdict = verdict_of(case.layout, states, ("wrong",), case.pool.buffers, right.buffers, note)
+    return Recomputed(verdict, expected, values)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from .ranges import WHOLE, IndexRange, Stray, boxes, smooth, spans, states_of
+from .boxes import boxes, smooth, states_of
+from .ranges import IndexRange, Stray, strays
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def fold_tensors(
         touched = at.view(masks[at.buffer])
         states = np.atleast_1d(states_of(touched, elements))
         smooth(states.reshape(-1, 1, states.shape[-1]))
-        for index, state in boxes(states):
-            out.append(IndexRange(name, index[: len(at.shape)], state == WHOLE))
+        for index, whole in boxes(states, joined=elements):
+            out.append(IndexRange(name, index[: len(at.shape)], whole))
         at.view(left[at.buffer])[...] = False
-    return out + [Stray(name, span) for name, mask in left.items() for span in spans(np.flatnonzero(mask))]
+    return out + [stray for name, mask in left.items() for stray in strays(name, mask)]

@@ -6,13 +6,14 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..debug.expect import Verdict
+from ..debug.commit_data import MISSING, UNEXPECTED, UNTOUCHED, WRITTEN
+from ..debug.expect import WRONG, Verdict
 from ..formats import format_name
 from . import palette
 from .grid import HOVER_CELLS, describe, span_words
 from .png import data_uri, palette_png
 from .style import BELOW, annotate, finish, label, shortened, swatch
-from .writes_data import MISSING, STATES, UNEXPECTED, UNTOUCHED, WRITTEN, WRONG, Group, Written, written_buffers
+from .writes_data import STATES, Group, Written, written_buffers
 
 STRIPES = {MISSING: (1, "#9c9229"), UNEXPECTED: (2, "#7a2d00"), WRONG: (2, "#6b6b6b")}  # so many of 4 cells, in this
 GAP = len(STATES) + len(STRIPES)
@@ -220,7 +221,7 @@ def _counts(group: Group) -> str:
 
 
 def _caption(buffers: list[Written]) -> str:
-    counts = {s: sum(b.counts.get(s, 0) for b in buffers) for s in (WRITTEN, *STRIPES)}
+    counts = {s: sum(b.counts[s] for b in buffers) for s in (WRITTEN, *STRIPES)}
     words = [f"{n:,} bytes {STATES[s]}" for s, n in counts.items() if n or s == WRITTEN]
     return f"{', '.join(words)}, of {sum(b.nbytes for b in buffers):,}. On the right: bytes of a line by state."
 

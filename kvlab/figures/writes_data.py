@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from ..debug.commit_data import STATES, UNTOUCHED
 from ..debug.expect import Verdict
 from .grid import choose_columns
 
-STATES = ("untouched", "written", "missing", "unexpected", "wrong")  # of two in one place the later one shows
-UNTOUCHED, WRITTEN, MISSING, UNEXPECTED, WRONG = range(5)
+STATES = (*STATES, "wrong")  # of two in one place the later one shows
 CHUNK = 1 << 24  # bytes compared at a time
 
 
@@ -36,22 +36,22 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """One buffer: a mask ``(nbytes,)`` for each state but UNTOUCHED; ``columns`` bytes are a line of it."""
+    """One buffer: the state of every byte, ``(nbytes,)`` uint8; ``columns`` bytes are a line of it."""
 
     name: str
-    masks: dict[int, np.ndarray]
+    states: np.ndarray
     layout: object
     columns: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
-        return len(self.masks[WRITTEN])
+        return len(self.states)
 
     @cached_property
     def counts(self) -> dict[int, int]:
-        """Bytes in each state."""
-        return {state: int(np.count_nonzero(mask)) for state, mask in self.masks.items()}
+        """Bytes in each state but UNTOUCHED."""
+        return {state: int(np.count_nonzero(self.states == state)) for state in range(1, len(STATES))}
 
     @property
     def worst(self) -> int:
@@ -60,10 +60,7 @@ class Written:
 
     def parts(self, edges: np.ndarray) -> np.ndarray:
         """The worst state from each edge to the next, or to the end: uint8."""
-        codes = np.zeros(len(edges), np.uint8)
-        for state in sorted(self.masks):
-            codes[np.logical_or.reduceat(self.masks[state], edges)] = state
-        return codes
+        return np.maximum.reduceat(self.states, edges)
 
     def groups(self) -> list[Group]:
         """Every touched line, those that follow each other and look alike as one."""
@@ -72,40 +69,33 @@ class Written:
             return []
         opens = np.concatenate([[True], (np.diff(touched) > 1) | ~self._alike(touched)])
         firsts, lasts = touched[opens], touched[np.concatenate([opens[1:], [True]])]
-        return [Group(a, b, self._states(a)) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+        lines = zip(firsts.tolist(), lasts.tolist(), strict=True)
+        return [Group(a, b, self.states[a * self.columns : (a + 1) * self.columns]) for a, b in lines]
 
     def _alike(self, lines: np.ndarray) -> np.ndarray:
         """Whether lines ``i`` and ``i + 1`` of the given ones are equal; the buffer may end inside the last one."""
         whole = self.nbytes // self.columns
         out = lines[1:] < whole
+        table = self.states[: whole * self.columns].reshape(whole, self.columns)
         step = max(1, CHUNK // self.columns)
-        for mask in self.masks.values():
-            table = mask[: whole * self.columns].reshape(whole, self.columns)
-            for at in range(0, len(out), step):
-                pairs = np.flatnonzero(out[at : at + step]) + at
-                out[pairs] = (table[lines[pairs]] == table[lines[pairs + 1]]).all(1)
+        for at in range(0, len(out), step):
+            pairs = np.flatnonzero(out[at : at + step]) + at
+            out[pairs] = (table[lines[pairs]] == table[lines[pairs + 1]]).all(1)
         return out
-
-    def _states(self, line: int) -> np.ndarray:
-        part = slice(line * self.columns, min((line + 1) * self.columns, self.nbytes))
-        codes = np.zeros(part.stop - part.start, np.uint8)
-        for state in sorted(self.masks):
-            codes[self.masks[state][part]] = state
-        return codes
 
 
 def written_buffers(found) -> list[Written]:
     """The buffers of a :class:`Watch <kvlab.debug.watch.Watch>`, or of its :class:`Verdict
     <kvlab.debug.expect.Verdict>`."""
     if isinstance(found, Verdict):
-        kinds = {"right": WRITTEN, "missing": MISSING, "unexpected": UNEXPECTED, "wrong": WRONG}
-        masks, layout = {state: found.masks[kind] for kind, state in kinds.items()}, found.layout
+        states, layout = found.states, found.layout
     else:
-        masks, layout = {WRITTEN: found.masks}, found.pool.layout if found.pool is not None else None
+        states = {name: mask.view(np.uint8) for name, mask in found.masks.items()}  # True is WRITTEN
+        layout = None if found.pool is None else found.pool.layout
     out = []
-    for name, mask in masks[WRITTEN].items():
-        columns = choose_columns(layout, name, len(mask)) if layout else _row(found.tensors, name)
-        out.append(Written(name, {state: each[name] for state, each in masks.items()}, layout, columns))
+    for name, own in states.items():
+        columns = choose_columns(layout, name, len(own)) if layout else _row(found.tensors, name)
+        out.append(Written(name, own, layout, columns))
     return [b for b in out if b.nbytes]
 
 

@@ -14,14 +14,16 @@ memory of a pool is allocated.
 from .ask import inspect, inspect_kernel, inspect_many
 from .cases import ARCHES, OPERATIONS, standard_cases
 from .report import Access, CompileError, Report
-from .traffic import sectors
+from .traffic import Footprint, footprint, sectors
 
 __all__ = [
     "ARCHES",
     "OPERATIONS",
     "Access",
     "CompileError",
+    "Footprint",
     "Report",
+    "footprint",
     "inspect",
     "inspect_kernel",
     "inspect_many",

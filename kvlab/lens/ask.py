@@ -23,7 +23,9 @@ KEEP_DAYS = 14
 IN_WORKER = "KVLAB_LENS_WORKER"
 
 
-def inspect(operation: str = "commit", layout=None, source=None, arch: str = "sm_90") -> Report:
+def inspect(
+    operation: str = "commit", layout=None, source=None, arch: str = "sm_90", rows=None, columns=None, num_warps=None
+) -> Report:
     """Compile an operation of kvlab for a target, and say what came out.
 
     Parameters
@@ -35,6 +37,9 @@ def inspect(operation: str = "commit", layout=None, source=None, arch: str = "sm
         Dtype of the committed rows; bfloat16, or E4M3 for "commit_with_scales", where not given.
     arch : str
         One of ``lens.ARCHES``.
+    rows, columns, num_warps : int, optional
+        A program's tile: rows, payload elements of each, and warps; powers of two. What is not given stays as kvlab
+        launches it.
 
     Returns
     -------
@@ -48,7 +53,8 @@ def inspect(operation: str = "commit", layout=None, source=None, arch: str = "sm
     CompileError
         What the compiler said, and what to change.
     """
-    return _only(inspect_many([{"operation": operation, "layout": layout, "source": source, "arch": arch}]))
+    tile = {"rows": rows, "columns": columns, "num_warps": num_warps}
+    return _only(inspect_many([{"operation": operation, "layout": layout, "source": source, "arch": arch, **tile}]))
 
 
 def inspect_kernel(kernel, signature: dict, constexprs: dict | None = None, arch: str = "sm_90", num_warps: int = 4):

@@ -100,6 +100,10 @@ FORMATS = (torch.bfloat16, torch.float8_e4m3fn, MXFP8("flat"), MXFP8("interleave
 MORE_FORMATS = (torch.float16, torch.float32, torch.float8_e5m2)
 # As many as a serving engine has. For buffers below 2 GiB Triton's AMD backend takes other instructions, narrower ones.
 SLOTS = 131072
+# Rows, columns and warps of kvlab's own tile for rows of 2 KiB.
+USUAL_TILE = (4, 1024, 4)
+# The compiler unrolls a tile over the elements of each thread: with 512 quantised ones it takes 80 s, with 128 9 s.
+MOST_MOVED, MOST_CONVERTED = 512, 128
 
 
 def standard_cases(arch: str, formats=FORMATS) -> list[dict]:
@@ -116,7 +120,9 @@ def standard_cases(arch: str, formats=FORMATS) -> list[dict]:
     return cases
 
 
-def request(operation="commit", layout=None, source=None, arch="sm_90") -> dict:
+def request(
+    operation="commit", layout=None, source=None, arch="sm_90", rows=None, columns=None, num_warps=None
+) -> dict:
     """Check the arguments of ``inspect`` and make them JSON-ready."""
     check_arch(arch)
     if operation not in OPERATIONS:
@@ -133,8 +139,33 @@ def request(operation="commit", layout=None, source=None, arch="sm_90") -> dict:
         )
     if source.itemsize == 1 and source != payload_dtype(layout.format) and _is_mx(layout.format):
         raise ValueError(f"lens: source={source} does not fit an MXFP8 layout; FP8 rows for it are torch.float8_e4m3fn")
+    converts = _is_mx(layout.format) or ("commit" in operation and source != layout.format)
+    check_tile(rows, columns, num_warps, least=4 * BLOCK if _is_mx(layout.format) else 1, converts=converts)
     name = str(source).removeprefix("torch.")
-    return {"operation": operation, "layout": layout.to_dict(), "source": name, "arch": arch}
+    tile = {"rows": rows, "columns": columns, "num_warps": num_warps}
+    return {"operation": operation, "layout": layout.to_dict(), "source": name, "arch": arch, "tile": tile}
+
+
+def check_tile(rows, columns, num_warps, least: int, converts: bool) -> None:
+    """Raise where a tile cannot be launched, or not be compiled in a reasonable time. None stands for kvlab's own.
+
+    ``least``: the scales of four MXFP8 blocks leave a tile as one word, so its rows are no narrower than these blocks.
+    """
+    ranges = (("rows", rows, 1, 1024), ("columns", columns, least, 8192), ("num_warps", num_warps, 1, 32))
+    for name, value, low, high in ranges:
+        if value is not None and not (_is_power_of_two(value) and low <= value <= high):
+            raise ValueError(f"lens: {name}={value!r} must be a power of two from {low} to {high}")
+    rows, columns, num_warps = (x or usual for x, usual in zip((rows, columns, num_warps), USUAL_TILE, strict=True))
+    each, most = rows * columns // (32 * num_warps), MOST_CONVERTED if converts else MOST_MOVED
+    if each > most:
+        raise ValueError(
+            f"lens: rows={rows} times columns={columns} over num_warps={num_warps} of 32 threads are {each} elements "
+            f"for each thread; at most {most} compile in reasonable time: lower rows or columns, or raise num_warps"
+        )
+
+
+def _is_power_of_two(x) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x > 0 and x & (x - 1) == 0
 
 
 def check_arch(arch) -> None:

@@ -55,15 +55,16 @@ def target_of(arch: str) -> GPUTarget:
     return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
 
 
-def compile_operation(operation: str, layout: dict, source: str, arch: str) -> dict:
+def compile_operation(operation: str, layout: dict, source: str, arch: str, tile: dict) -> dict:
     """Call the operation's own launcher, and compile what it would launch: the fields of a Report."""
     driver.set_active(StandInDriver(arch))
     layout, source = Layout.from_dict(layout), parse_format(source)
     batch = Batch.standard(layout, source)
-    compiled, programs = [], 0
+    compiled, programs, meta = [], 0, {}
 
-    def take(kernel, grid, args, meta):
-        nonlocal programs
+    def take(kernel, grid, args, launched):
+        nonlocal programs, meta
+        grid, meta = retiled(grid, launched, batch.loc.numel(), **tile)
         programs += prod(grid)
         found = kernel.warmup(*args, grid=grid, **meta)
         compiled.append((found, contents_of(dict(zip(kernel.arg_names, args, strict=False)), batch)))
@@ -77,7 +78,27 @@ def compile_operation(operation: str, layout: dict, source: str, arch: str) -> d
         "arch": arch,
         "launches": len(compiled),
         "programs": programs,
+        "tile": (meta["ROWS"], columns_of(meta), meta["num_warps"]),
     }
+
+
+def retiled(grid: tuple, meta: dict, total: int, rows, columns, num_warps) -> tuple[tuple, dict]:
+    """A launch over ``total`` rows with another tile; what is None stays as kvlab chose it."""
+    meta = dict(meta)
+    if rows:
+        meta["ROWS"], grid = rows, (triton.cdiv(total, rows), *grid[1:])
+    if columns:
+        chosen = meta["COLUMNS"]
+        widest = columns_of(meta)  # copy has one width for each field: a scale for every 32 elements of payload
+        meta["COLUMNS"] = tuple(c * columns // widest for c in chosen) if isinstance(chosen, tuple) else columns
+    if num_warps:
+        meta["num_warps"] = num_warps
+    return grid, meta
+
+
+def columns_of(meta: dict) -> int:
+    """Payload elements of a row that a program's tile holds."""
+    return meta["COLUMNS"][0] if isinstance(meta["COLUMNS"], tuple) else meta["COLUMNS"]
 
 
 def contents_of(arguments: dict, batch: Batch) -> dict[str, tuple[str, str]]:
@@ -129,6 +150,7 @@ def compile_kernel(kernel: str, signature: dict, constexprs: dict, arch: str, nu
         "arch": arch,
         "launches": None,
         "programs": None,
+        "tile": None,
     }
 
 

@@ -21,10 +21,11 @@ def mark(ttir: str) -> tuple[str, list[dict]]:
     Each is ``{"kind": "load" or "store", "arguments": [positions], "stack": [[path, line], …]}``; the stack starts at
     the innermost inlined function. Tuples count as their elements, and what was specialised away counts no more.
     """
-    values = _values(ttir)
+    values: dict = {}
     positions = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", ttir, re.M))
     lines, found = ttir.splitlines(), []
     for n, line in enumerate(lines):
+        _define(line, values)
         if access := _ACCESS.search(line):
             kind, pointer, position = access.groups()
             lines[n] = f'{line[: access.start(3)]}"access":{FIRST_MARK + len(found)}:1)'
@@ -38,19 +39,19 @@ def mark(ttir: str) -> tuple[str, list[dict]]:
     return "\n".join(lines), found
 
 
-def _values(ttir: str) -> dict[str, int | list[str]]:
-    """Each value of the IR: the position of an argument, or the values that it may point into the same memory as."""
-    values: dict = {}
-    for line in ttir.splitlines():
-        if "tt.func public" in line:
-            values.update((name, i) for i, name in enumerate(re.findall(r"(%[\w.]+): ", line)))
-        initial = line.partition("iter_args(")[2].partition(")")[0]
-        values.update((name, [first]) for name, first in re.findall(r"(%[\w.]+) = (%[\w.]+)", initial))
-        if definition := _DEFINITION.match(line):
-            operands = re.findall(r"%[\w.]+", definition[3])
-            # a select's first operand is the condition
-            values[definition[1]] = operands[1:3] if definition[2] == "arith.select" else operands[:1]
-    return values
+def _define(line: str, values: dict[str, int | list[str]]) -> None:
+    """Note the values that a line defines: the position of an argument, or what it may point into the same memory as.
+
+    Line by line, since the loops of a kernel reuse each other's names.
+    """
+    if "tt.func public" in line:
+        values.update((name, i) for i, name in enumerate(re.findall(r"(%[\w.]+): ", line)))
+    initial = line.partition("iter_args(")[2].partition(")")[0]
+    values.update((name, [first]) for name, first in re.findall(r"(%[\w.]+) = (%[\w.]+)", initial))
+    if definition := _DEFINITION.match(line):
+        operands = re.findall(r"%[\w.]+", definition[3])
+        # a select's first operand is the condition
+        values[definition[1]] = operands[1:3] if definition[2] == "arith.select" else operands[:1]
 
 
 def _roots(value: str, values: dict) -> set[int]:

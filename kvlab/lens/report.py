@@ -72,6 +72,8 @@ class Report:
         Machine instructions without NOPs; of all the operation's kernels together.
     launches, programs : int or None
         Kernel launches of the operation and program instances of its grids; None for a kernel of your own.
+    tile : (rows, columns, warps) or None
+        What a program works on at once: rows, payload elements of each, and how many warps do it.
     shared_bytes : int
         Shared memory of a program.
     accesses : tuple of Access
@@ -96,6 +98,7 @@ class Report:
     sass_instructions: int
     launches: int | None
     programs: int | None
+    tile: tuple[int, int, int] | None
     shared_bytes: int
     accesses: tuple[Access, ...]
     loads: dict[int, int]
@@ -117,7 +120,8 @@ class Report:
     def from_dict(cls, d: dict) -> Report:
         tables = ("loads", "stores", "ptx_loads", "ptx_stores")  # JSON turns their keys into strings
         widths = {name: {int(bits): n for bits, n in d[name].items()} for name in tables}
-        return cls(**{**d, **widths, "accesses": tuple(Access(**a) for a in d["accesses"])})
+        tile = d["tile"] and tuple(d["tile"])
+        return cls(**{**d, **widths, "tile": tile, "accesses": tuple(Access(**a) for a in d["accesses"])})
 
     def __str__(self) -> str:
         title = ", ".join(x for x in (self.kernel, self.layout, self.format, self.arch) if x)
@@ -127,6 +131,8 @@ class Report:
         ]
         if self.launches is not None:
             lines[0] += f"; {self.launches} launch{'es' * (self.launches != 1)}, {self.programs} programs"
+        if self.tile is not None:
+            lines[0] += " of {} x {} elements, {} warps".format(*self.tile)
         for a in self.accesses:
             lines.append(f"  {a.count:4} x {a.kind:5} {a.bits:3} bits  {a.space:6}  {a.role:11}  {a.what}  ({a.where})")
         return "\n".join(lines)

@@ -33,7 +33,8 @@ def show(served):
         opened.append(context)
         lab.open_notebook(tab, url, "w.ipynb")
         lab.run_all(tab)
-        tab.wait_for_selector(f"{AREA} .kvlab-panels img, {AREA} .kvlab-block-chart", state="attached", timeout=60000)
+        drawn = ".kvlab-panels img", ".kvlab-block-chart", ".kvlab-lens"
+        tab.wait_for_selector(", ".join(f"{AREA} {x}" for x in drawn), state="attached", timeout=60000)
         return tab
 
     yield _show
@@ -99,6 +100,23 @@ def test_scale_explorer_rounding_and_nan(show):
     assert lab.faults(tab) == []
     text = until(tab, r"(?i)scale byte")
     assert "NaN" in text or "nan" in text.lower()
+    for width, height in ((1280, 800), (1920, 1080)):
+        tab.set_viewport_size({"width": width, "height": height})
+        tab.wait_for_timeout(500)
+        assert lab.too_wide(tab) == []
+
+
+def test_kernel_explorer_compiles_another_tile_and_says_so(show):
+    pytest.importorskip("triton", reason="the lens compiles with Triton, which is not installed here")
+    tab = show("from kvlab.widgets import KernelExplorer\nKernelExplorer()")
+    assert lab.faults(tab) == []
+    assert "128 bits STG.E.128" in " ".join(until(tab, "Compiled:").split())
+    for name in ("1", "128"):  # rows, then elements of a row
+        tab.get_by_role("button", name=name, exact=True).first.click()
+    until(tab, r"Compiling …|1 x 128 elements")  # "Compiling" is gone at once where the answer was kept on disk
+    tab.wait_for_function("a => document.querySelector(a).innerText.includes('STG.E.U16')", arg=AREA, timeout=60000)
+    text = " ".join(words(tab).split())
+    assert "● 16 bits STG.E.U16 128 bits STG.E.128" in text and "1 x 128 elements, 4 warps" in text
     for width, height in ((1280, 800), (1920, 1080)):
         tab.set_viewport_size({"width": width, "height": height})
         tab.wait_for_timeout(500)

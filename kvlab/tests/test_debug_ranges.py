@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import kvlab
 from kvlab import zoo
-from kvlab.debug.ranges import IndexRange, Range, Stray, boxes, fold
+from kvlab.debug.boxes import PART, WHOLE, boxes
+from kvlab.debug.ranges import IndexRange, Range, Stray, fold
 from kvlab.figures import expected_mask
 
 BUILDERS = [kvlab.token_major, kvlab.page_major, kvlab.head_major, *zoo.ALL.values()]
@@ -36,8 +37,9 @@ def rebuilt(layout, ranges):
     part = {n: np.zeros(size, bool) for n, size in layout.buffers.items()}
     for r in ranges:
         if isinstance(r, Stray):
-            assert not whole[r.buffer][r.bytes[0] : r.bytes[1] + 1].any(), "named twice"
-            whole[r.buffer][r.bytes[0] : r.bytes[1] + 1] = True
+            at = slice(r.bytes[0], r.bytes[1] + 1)
+            assert not r.whole or not whole[r.buffer][at].any(), "named twice"
+            (whole if r.whole else part)[r.buffer][at] = True
             continue
         f = layout.fields[r.field]
         slot, head, dim = np.ix_(*(np.arange(a, b + 1) for a, b in (r.slots, r.heads, r.dims)))
@@ -59,11 +61,18 @@ def test_ranges_hold_exactly_the_touched_bytes(builder, seed, share, case):
     except ValueError:
         return
     rng = np.random.default_rng(seed)
-    masks = {name: rng.random(size) < share for name, size in layout.buffers.items()}
+    masks = {name: np.zeros(size, bool) for name, size in layout.buffers.items()}
+    for mask in masks.values():  # a stretch of each buffer: many thousand ranges would take their time to rebuild
+        first = rng.integers(len(mask))
+        part = mask[first : first + 3000]
+        part[:] = rng.random(len(part)) < share
     whole, part = rebuilt(layout, fold(layout, masks))
     for name, mask in masks.items():
         assert not (whole[name] & ~mask).any(), "a whole range holds a byte that was not touched"
         assert ((whole[name] | part[name]) | ~mask).all(), "a touched byte is in no range"
+    whole, part = rebuilt(layout, fold(layout, masks, elements=True))
+    for name, mask in masks.items():
+        assert ((whole[name] | part[name]) | ~mask).all(), "a changed byte is in no range"
 
 
 @pytest.mark.parametrize("builder", [*BUILDERS, adopted], ids=lambda b: b.__name__)
@@ -111,8 +120,8 @@ def test_boxes_of_any_rank():
     for shape in ((7,), (3, 5), (2, 3, 4), (2, 2, 3, 4, 2)):
         states = rng.integers(0, 3, shape).astype(np.uint8)
         again = np.zeros_like(states)
-        for spans, state in boxes(states):
-            again[tuple(slice(a, b + 1) for a, b in spans)] += state
+        for spans, whole in boxes(states):
+            again[tuple(slice(a, b + 1) for a, b in spans)] += WHOLE if whole else PART
         assert np.array_equal(again, states)
     assert boxes(np.zeros((3, 4), np.uint8)) == []
 
@@ -125,3 +134,42 @@ def test_a_large_pool_is_folded_without_a_list_of_its_bytes():
     found = fold(layout, {"raw": np.ones(layout.nbytes, bool)})
     assert [(r.field, r.layers, r.slots) for r in found] == [("k", (0, 3), (0, 4095)), ("v", (0, 3), (0, 4095))]
     assert time.process_time() - start < 10
+
+
+def test_values_that_stayed_by_chance_do_not_tear_a_commit_apart():
+    layout = kvlab.head_major(kvlab.Geometry(2, 2, 64, page_size=16, pages=8), torch.float8_e4m3fn)
+    rng = np.random.default_rng(0)
+    masks = expected_mask(layout, np.arange(20, 100), layer=1)
+    lane = [layout.locate("v", 1, slot, 1, 40)[1] for slot in range(20, 100)]
+    half = [layout.locate("v", 1, 50, head, dim)[1] for head in range(2) for dim in range(33)]
+    masks["v"][lane] = masks["v"][half] = False  # what a kernel left out
+    for mask in masks.values():
+        mask &= rng.random(len(mask)) > 0.01
+    assert len(fold(layout, masks)) > 200
+    assert [str(r) for r in fold(layout, masks, elements=True) if r.field == "k"] == [
+        "layer 1, K, slots 20-99, heads 0-1, dims 0-63, some bytes only"
+    ]
+    found = [r for r in fold(layout, masks, elements=True) if r.field == "v"]
+    assert {(r.heads, r.dims) for r in found if r.slots != (50, 50)} == {
+        ((0, 0), (0, 63)),
+        ((1, 1), (0, 39)),
+        ((1, 1), (41, 63)),
+    }
+    assert {r.slots for r in found} == {(20, 49), (50, 50), (51, 99)}
+    assert all(r.dims[0] >= 33 for r in found if r.slots == (50, 50))
+
+
+def test_few_gaps_are_told_exactly():
+    layout = kvlab.token_major(PLAIN, torch.float8_e4m3fn)
+    masks = expected_mask(layout, np.arange(4, 8))
+    masks["k"][layout.locate("k", 0, 5, 1, 7)[1]] = False
+    assert fold(layout, masks, elements=True) == fold(layout, masks)
+    assert Range("k", (0, 0), (5, 5), (1, 1), (8, 31)) in fold(layout, masks)
+
+
+def test_the_padding_of_tiles_is_told_in_one_line():
+    layout = kvlab.token_major(TILED, kvlab.MXFP8("interleaved"))  # 2 of 4 columns are real: 2 bytes of padding each
+    found = fold(layout, {name: np.ones(size, bool) for name, size in layout.buffers.items()})
+    last = layout.buffers["k_scale"] - 1
+    assert found[4:] == [Stray(name, (2, last), whole=False) for name in ("k_scale", "v_scale")]
+    assert str(found[4]) == f"no cell, bytes 2-{last:,} of 'k_scale', some of them"

@@ -173,6 +173,12 @@ def test_two_tensors_of_one_storage():
     assert [str(r) for r in w.ranges] == ["v[2, 3]"]
 
 
+def test_a_block_of_padding_alone_expects_nothing():
+    pool = filled(kvlab.page_major(G, torch.bfloat16))
+    w = kvlab.watch(pool, lambda: None)
+    assert w.ranges == [] and w.expect(torch.tensor([0, -1])).ok
+
+
 def test_bad_input():
     pool = filled(kvlab.token_major(G, torch.bfloat16))
     with pytest.raises(ValueError, match=r"x overlaps itself: axis 1 has size 4 and stride 0"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kvlab
-from kvlab import lens
+from kvlab import lens, zoo
 from kvlab.lens import __main__ as command
 from kvlab.lens.isa import access_of, parse_amdgcn, parse_sass, ptx_widths
 from kvlab.lens.report import COLUMNS, narrowest
@@ -293,6 +293,29 @@ def test_sectors_against_a_count_of_bytes(build, head_dim, fmt, page_size):
     touched, minimum = lens.sectors(where)
     assert touched == pytest.approx(sum(counts) / len(counts))
     assert minimum == least <= touched
+
+
+@pytest.mark.parametrize("build", [*BUILDERS, zoo.vllm_first])
+@pytest.mark.parametrize(
+    ("slots", "heads"), [([5], None), (range(4, 8), None), (range(4, 8), [1]), ([1, 6, 3], [2, 0])]
+)
+def test_a_footprint_against_a_count_of_bytes(build, slots, heads):
+    where = build(kvlab.Geometry(layers=2, heads=3, head_dim=64, page_size=4, pages=3), kvlab.MXFP8("flat"))
+    for name, field in where.fields.items():
+        found = set()
+        for slot in slots:
+            for head in range(3) if heads is None else heads:
+                for dim in range(field.extents["dim"]):
+                    _, byte = where.locate(name, 1, slot, head, dim)
+                    found |= set(range(byte, byte + field.item))
+        seen = lens.footprint(where, name, slots, heads, layer=1)
+        runs = sum(byte - 1 not in found for byte in found)
+        assert (seen.nbytes, seen.runs, seen.sectors) == (len(found), runs, len({byte // 32 for byte in found}))
+        assert seen.minimum == -(-len(found) // 32)
+    with pytest.raises(KeyError, match="'q' is not one of"):
+        lens.footprint(where, "q", [1])
+    with pytest.raises(IndexError, match="slot=12 is outside"):
+        lens.footprint(where, "k", [12])
 
 
 def test_sectors_known():

@@ -9,9 +9,11 @@ import torch
 
 import kvlab
 from kvlab import zoo
+from kvlab.debug.commit_data import MISSING, UNEXPECTED, WRITTEN
+from kvlab.debug.expect import WRONG
 from kvlab.figures import text, writes_figure
 from kvlab.figures.writes import COLORS, LINES, STRIPES
-from kvlab.figures.writes_data import MISSING, STATES, UNEXPECTED, WRITTEN, WRONG, Written, written_buffers
+from kvlab.figures.writes_data import STATES, Written, written_buffers
 
 from .helpers import BUILDERS, DEVICE, geometry, numbers, poisoned, rows_for, slots
 
@@ -48,9 +50,9 @@ def test_every_line_is_drawn_with_the_states_of_its_bytes(builder):
         for group in b.groups():
             for line in range(group.first, group.last + 1):
                 again[line * b.columns : (line + 1) * b.columns] = group.states
-        for state, mask in b.masks.items():
-            assert np.array_equal(again == state, mask)
-            total[state] += int(mask.sum())
+        assert np.array_equal(again, verdict.states[b.name])
+        for state in total:
+            total[state] += int((again == state).sum())
     assert total == {WRITTEN: 768, MISSING: 512, UNEXPECTED: 512, WRONG: 256}
     fig = writes_figure(verdict)
     assert "768 bytes written, 512 bytes missing, 512 bytes unexpected, 256 bytes wrong" in text(fig)
@@ -97,10 +99,9 @@ def test_what_is_not_shown_is_counted_and_faults_come_first():
 
 
 def test_columns_that_find_no_room_are_joined_by_their_worst_state():
-    mask = {s: np.zeros(3000, bool) for s in (WRITTEN, MISSING, UNEXPECTED, WRONG)}
-    mask[WRITTEN][1024:3000] = True
-    mask[WRITTEN][1500], mask[WRONG][1500] = False, True
-    b = Written("x", mask, None, 1024)
+    states = np.zeros(3000, np.uint8)
+    states[1024:], states[1500] = WRITTEN, WRONG
+    b = Written("x", states, None, 1024)
     assert b.parts(np.array([0, 1024, 2048])).tolist() == [0, WRONG, WRITTEN]
     assert [(x.first, x.last, x.worst, len(x.states)) for x in b.groups()] == [
         (1, 1, WRONG, 1024),

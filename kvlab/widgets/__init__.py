@@ -5,6 +5,7 @@ from importlib import import_module
 # Loaded at the first use: each widget costs an import of its figures.
 _HOMES = {
     "CommitPlayground": "commit_playground",
+    "KernelExplorer": "kernel_explorer",
     "LayoutExplorer": "layout_explorer",
     "ScaleExplorer": "scale_explorer",
 }
