@@ -96,19 +96,20 @@ def judge(pool, before: dict, after: dict, masks: dict, both_fills: bool, loc, g
     layer = None if layer is None else checks.layer_range(layer, pool.layout.geometry.layers)[0]
     numbers = (x if x is None else x.cpu().numpy() for x in (loc, given["commit_lens"], given["row_mask"]))
     states = {name: x.view(np.uint8) for name, x in expected_mask(pool.layout, *numbers, layer=layer).items()}
+    # a byte of a `with` block that already held the right value cannot be told from a written one, and is right
+    held = WRITTEN if right is not None and not both_fills else MISSING
+    # by expected (1), written (2), of the right value (4)
+    table = [UNTOUCHED, MISSING, UNEXPECTED, WRONG, UNTOUCHED, held, UNEXPECTED, WRITTEN]
+    table = np.array(table, np.uint8)
     for name, own in states.items():
         for at in range(0, len(own), CHUNK):
             part = slice(at, at + CHUNK)
-            want, written, same = own[part] != 0, masks[name][part], np.True_
-            if right is not None:
-                same = (after[name][part] == right.buffers[name][part]).cpu().numpy()
-            # a byte of a `with` block that already held the right value cannot be told from a written one, and is right
-            held = same if right is not None and not both_fills else np.False_
-            own[part] = np.select(
-                [want & written & same, want & written, want & held, want, written],
-                [WRITTEN, WRONG, WRITTEN, MISSING, UNEXPECTED],
-                UNTOUCHED,
-            )
+            index = own[part] | masks[name][part].view(np.uint8) << 1
+            if index.any():
+                same = np.uint8(1)
+                if right is not None:
+                    same = (after[name][part] == right.buffers[name][part]).cpu().numpy().view(np.uint8)
+                own[part] = table[index | same << 2]
     note = ""
     if right is None and not both_fills:
         note = "a byte rewritten with its own value counts as missing; pass k and v, or watch a callable"

@@ -47,8 +47,10 @@ def watch(what, call: Callable[[], object] | None = None) -> Watch:
 
     Notes
     -----
-    For a pool of 1 GiB: two copies of it on its device while :class:`Watch` lives, and 1.25 GiB on the host; ``expect``
-    takes 7 GiB more on the host while it runs. No loop runs over bytes.
+    For each byte watched: two bytes on its device and one on the host while the result lives, and at most one more on
+    the host meanwhile; ``expect`` takes three more while it runs, one of which its result keeps. Measured for a pool of
+    1 GiB of bf16 on two cores of a busy CPU: 9 s for a call (of which 2 s its two runs), 7 s for a block, 8 s for
+    ``expect``. No loop of Python runs over bytes.
 
     Examples
     --------

@@ -8,16 +8,19 @@ from pathlib import Path
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
 
-def test_python_block_prints_its_comments():
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+def test_python_blocks_print_their_comments():
+    """All blocks in one namespace, one after the other; a comment is a line of the output, up to its "…"."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(blocks) == 2
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(compile(block, "README.md", "exec"), {})
-    said = [line.split("# ", 1)[1].split("…")[0].strip() for line in block.splitlines() if line.startswith("print")]
+        exec(compile("\n".join(blocks), "README.md", "exec"), {})
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith(("print", "# "))]
+    said = [line.split("# ", 1)[1] if line.startswith("print") else line.removeprefix("# ") for line in lines]
     printed = out.getvalue().splitlines()
-    assert len(printed) == len(said) == 2
+    assert len(printed) == len(said) == 10
     for line, comment in zip(printed, said, strict=True):
-        assert line.startswith(comment)
+        assert line.startswith(comment.split("…")[0].rstrip()), (line, comment)
 
 
 def test_links_point_to_files():
