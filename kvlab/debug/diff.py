@@ -12,6 +12,7 @@ from ..layout import Cell, Layout
 from ..move import mismatch
 from .boxes import boxes, smooth, states_of
 from .ranges import COORDINATES, Range, Stray, cells_of, fold
+from .shared import each_byte_once
 from .values import decoded, owner_words
 from .writes import listed
 
@@ -68,10 +69,10 @@ def diff(before, after, layout: Layout | None = None) -> Difference:
     Parameters
     ----------
     before, after : KVPool, or dict of buffer to ``(nbytes,)`` uint8 tensor or array
-        Raw bytes need ``layout``. Two pools of different layouts, but of one geometry and format, are compared cell by
+        Two pools of different layouts, but of one geometry and format, are compared cell by
         cell: padding is then no matter.
     layout : Layout, optional
-        Of raw bytes.
+        Of raw bytes; beside a pool they are read by its layout.
 
     Returns
     -------
@@ -84,9 +85,14 @@ def diff(before, after, layout: Layout | None = None) -> Difference:
     TypeError
         Neither pools nor dicts of bytes.
     """
+    if layout is None:  # raw bytes beside a pool are read by the pool's layout
+        layout = next((x.layout for x in (before, after) if hasattr(x, "buffers") and hasattr(x, "layout")), None)
     (a, layout_a), (b, layout_b) = (_raw(name, x, layout) for name, x in (("before", before), ("after", after)))
     if layout_a.fields == layout_b.fields and layout_a.geometry == layout_b.geometry:
         masks = {name: a[name] != b[name] for name in a}
+        for x in (before, after):
+            if hasattr(x, "buffers"):
+                each_byte_once(x, masks)
         ranges, nbytes = fold(layout_a, masks, elements=True), sum(int(np.count_nonzero(m)) for m in masks.values())
         compared = sum(x.size for x in a.values())
     else:

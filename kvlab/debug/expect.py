@@ -85,7 +85,10 @@ class Verdict:
 def judge(pool, before: dict, after: dict, masks: dict, both_fills: bool, loc, given: dict, rows: dict) -> Verdict:
     """See :meth:`Watch.expect`. ``given``: commit_lens, row_mask, layer; ``rows``: k, v and scales."""
     right = None
-    if rows["k"] is not None or rows["v"] is not None:
+    if (rows["k"] is None) != (rows["v"] is None):
+        given_one, other = ("k", "v") if rows["v"] is None else ("v", "k")
+        raise ValueError(f"expect: {given_one} is given and {other} is not; give both rows, or neither")
+    if rows["k"] is not None:
         right = KVPool.__new__(KVPool)
         right._set(pool.layout, {name: x.clone() for name, x in before.items()})
         with reference_backend():

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+
+
+def each_byte_once(pool, masks: dict[str, np.ndarray]) -> None:
+    """Clear, in place, the touched bytes that no field owns in their buffer while another buffer holds them too."""
+    spans = {name: (x.data_ptr(), x.numel()) for name, x in pool.buffers.items()}
+    if all(start + nbytes <= after for (start, nbytes), (after, _) in pairwise(sorted(spans.values()))):
+        return
+    for name, mask in masks.items():
+        at = np.flatnonzero(mask)
+        mask[at[held_elsewhere(pool.layout, spans, name, at)]] = False
 
 
 def held_elsewhere(layout, spans: dict[str, tuple[int, int]], buffer: str, at: np.ndarray) -> np.ndarray:

@@ -37,6 +37,9 @@ def storages(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, Placed], dict[
     """
     placed, found, names = {}, {}, {}
     for name, x in tensors.items():
+        if x.layout != torch.strided or x.device.type == "meta":
+            kind = x.layout if x.layout != torch.strided else "a meta tensor"
+            raise TypeError(f"{name} is {kind}: it has no bytes at strides to watch")
         refuse_overlap(name, x)
         storage = x.untyped_storage()
         key = (storage.data_ptr(), x.device)

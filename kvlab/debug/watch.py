@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import torch
 
 from . import expect
 from .ranges import fold
-from .shared import held_elsewhere
+from .shared import each_byte_once
 from .tensors import fold_tensors, storages
 from .writes import Writes
 
@@ -78,24 +77,31 @@ class Watch(Writes):
         self.before = self.after = None
 
     def __enter__(self) -> Watch:
-        self.before = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        self.before = self._snapshot()
         return self
+
+    def _snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of the buffers, once the GPU has finished what any stream of it was doing."""
+        if any(buffer.is_cuda for buffer in self.buffers.values()):
+            torch.cuda.synchronize()
+        return {name: buffer.clone() for name, buffer in self.buffers.items()}
 
     def __exit__(self, *error) -> None:
         """Compare, also after an error: what was written by then is what one wants to see."""
-        self.after = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        self.after = self._snapshot()
         self._found({name: differ(self.before[name], x) for name, x in self.after.items()}, both_fills=False)
 
     def _run(self, call) -> None:
-        self.before = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        left = self.before
+        self.before = left = self._snapshot()
         try:
             call()
-            self.after = {name: buffer.clone() for name, buffer in self.buffers.items()}
+            self.after = self._snapshot()
             masks = {name: differ(self.before[name], x) for name, x in self.after.items()}
             for name, buffer in self.buffers.items():
                 torch.bitwise_not(self.before[name], out=buffer)
             call()
+            if any(buffer.is_cuda for buffer in self.buffers.values()):
+                torch.cuda.synchronize()
             for name, buffer in self.buffers.items():
                 differ(self.before[name], buffer, complement=True, into=masks[name])
             left = self.after
@@ -105,7 +111,8 @@ class Watch(Writes):
         self._found(masks, both_fills=True)
 
     def _found(self, masks: dict[str, np.ndarray], both_fills: bool) -> None:
-        self._each_byte_once(masks)
+        if self.pool is not None:
+            each_byte_once(self.pool, masks)
         # of a value that changed, some bytes can be the same by chance; a write over two fills shows every byte
         elements = not both_fills
         if self.pool is not None:
@@ -113,16 +120,6 @@ class Watch(Writes):
         else:
             ranges = fold_tensors(self.tensors, masks, elements)
         self._set(masks, ranges, both_fills)
-
-    def _each_byte_once(self, masks: dict[str, np.ndarray]) -> None:
-        """Of bytes that two buffers share (K and V of an engine in one tensor), keep the one that is a cell."""
-        spans = {name: (x.data_ptr(), x.numel()) for name, x in self.buffers.items()}
-        starts = sorted(spans.values())
-        if self.pool is None or all(a + n <= b for (a, n), (b, _) in pairwise(starts)):
-            return
-        for name, mask in masks.items():
-            at = np.flatnonzero(mask)
-            mask[at[held_elsewhere(self.pool.layout, spans, name, at)]] = False
 
     def expect(
         self, loc, commit_lens=None, row_mask=None, *, layer=None, k=None, v=None, k_scale=None, v_scale=None
@@ -165,7 +162,9 @@ def _memory(what):
         what = {"tensor": what}
     elif isinstance(what, (list, tuple)):
         what = {f"tensor {i}": x for i, x in enumerate(what)}
-    if not isinstance(what, dict) or not what or not all(isinstance(x, torch.Tensor) for x in what.values()):
+    if isinstance(what, dict) and not what:
+        raise TypeError("watch: what is empty; give a KVPool, a tensor, or a list or dict of tensors")
+    if not isinstance(what, dict) or not all(isinstance(x, torch.Tensor) for x in what.values()):
         raise TypeError(
             f"watch: what is a {type(what).__name__}; it must be a KVPool, a tensor, or a list or dict of tensors"
         )

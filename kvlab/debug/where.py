@@ -99,9 +99,9 @@ def _buffer_and_byte(pool, what) -> tuple[str, int]:
             "(field, layer, slot, head, dim)"
         ) from None
     spans = {name: (x.data_ptr(), x.data_ptr() + x.numel()) for name, x in pool.buffers.items()}
-    for name, (start, stop) in spans.items():
-        if start <= number < stop:
-            return name, number - start
+    held = [(name, number - start) for name, (start, stop) in spans.items() if start <= number < stop]
+    if held:  # of two buffers that hold it (K and V of an engine in one tensor), the one where it is a cell
+        return next((x for x in held if isinstance(layout.explain(*x), Cell)), held[0])
     # no buffer lies at addresses as small as its own size, so a small number is a byte and no address
     if 0 <= number < max(layout.buffers.values()):
         if len(spans) == 1:

@@ -62,6 +62,7 @@ def test_diff_of_raw_bytes_and_bad_input():
     pool.view("k", 0)[2, 1] += 1
     assert {(r.field, r.slots) for r in kvlab.diff(raw, pool, pool.layout).ranges} == {("k", (9, 9))}
     assert kvlab.diff(raw, {"raw": raw["raw"].numpy()}, pool.layout).ok
+    assert not kvlab.diff(raw, pool).ok
     with pytest.raises(ValueError, match="layout is None"):
         kvlab.diff(raw, raw)
     with pytest.raises(ValueError, match=r"after holds \{'raw': 5\}"):
@@ -113,3 +114,15 @@ def test_where_bad_input():
     assert kvlab.where(one, 1000).byte == 1000 and kvlab.where(pool, start + 5).byte == 5
     with pytest.raises(ValueError, match="outside every buffer"):
         kvlab.where(one, -1)
+
+
+def test_k_and_v_of_a_page_in_one_tensor():
+    """The buffers of K and of V span each other's rows: a byte is found and counted once, where it is a cell."""
+    fused = torch.zeros(6, 2, 4, 2, 32).bfloat16()
+    pool = kvlab.KVPool.adopt([fused[:, 0]], [fused[:, 1]])
+    before = {n: x.clone() for n, x in pool.buffers.items()}
+    fused[2, 1, 3] = 1.5
+    place = kvlab.where(pool, fused[2, 1, 3].data_ptr())
+    assert (place.cell.field, place.cell.slot) == ("v", 11) and "1.5 as bfloat16" in str(place)
+    found = kvlab.diff(before, pool)
+    assert [str(r) for r in found.ranges] == ["layer 0, V, slot 11, heads 0-1, dims 0-31"] and found.nbytes == 128

@@ -160,6 +160,10 @@ def test_tensors_of_any_strides():
     assert w.ranges == [IndexRange("tensor 0", ((0, 0), (0, 9)))] and w.nbytes == 40
     with pytest.raises(ValueError, match="tensors have no slots"):
         w.expect(LOC)
+    wide = torch.zeros(3, dtype=torch.complex128)
+    with kvlab.watch({"wide": wide}) as w:
+        wide[1] = 2j
+    assert [str(r) for r in w.ranges] == ["wide[1]"]
     scalar = torch.tensor(1.0)
     with kvlab.watch(scalar) as w:
         scalar += 1
@@ -187,6 +191,13 @@ def test_bad_input():
         kvlab.watch(torch.zeros(10).unfold(0, 2, 1))
     with pytest.raises(TypeError, match="what is a str"):
         kvlab.watch("pool")
+    with pytest.raises(TypeError, match="what is empty"):
+        kvlab.watch([])
+    for x, words in ((torch.eye(3).to_sparse(), "sparse"), (torch.zeros(2, device="meta"), "a meta tensor")):
+        with pytest.raises(TypeError, match=words):
+            kvlab.watch(x)
+    with pytest.raises(ValueError, match="k is given and v is not"):
+        kvlab.watch(pool, lambda: None).expect(LOC, k=rows(G)[0])
     with pytest.raises(TypeError, match="call=3 cannot be called"):
         kvlab.watch(pool, 3)
     with kvlab.watch(pool) as w:
