@@ -39,7 +39,7 @@ def show(widget, **state):
 
 def labels(widget) -> list[str]:
     """The words beside the rows of the picture."""
-    return [words for _, words in widget.picture.widget.panels[0]["yticks"]]
+    return [words for _, words in widget.picture.panels[0]["yticks"]]
 
 
 def run_code(code: str) -> None:
@@ -176,12 +176,12 @@ def test_payload_only_shows_scales_as_missing(widget):
 
 def test_a_slider_step_redraws(widget):
     show(widget)
-    before, source = widget.outcome.counts["written"], widget.picture.widget.sources[0]
+    before, source = widget.outcome.counts["written"], widget.picture.sources[0]
     value = widget.table.value
     lens = [*value["commit_lens"][:3], 7, *value["commit_lens"][4:]]
     widget.table.value = {**value, "commit_lens": lens, "n": 41}
     assert widget.outcome.counts["written"] == before + 6 * 2 * 3 * 64 * 2
-    assert widget.picture.widget.sources[0] != source
+    assert widget.picture.sources[0] != source
     assert widget.table.done == 41, "the browser waits for this before it sends the next change"
 
 
@@ -218,7 +218,7 @@ def test_the_figure_has_the_states_of_the_library(widget):
     assert np.diff(ticks).min() >= rows.apart * 0.9
     assert sum(w.count("W") + w.count("·") for w in words) == len(owners)
     assert labels(widget) == words
-    hover = widget.picture.widget.hover
+    hover = widget.picture.hover
     assert len(hover["heads"]) == len(hover["lines"]) == len(hover["words"]) == len(owners)
     for slot, head, line in zip(rows.slots.tolist(), hover["heads"], hover["words"], strict=True):
         [(b, w)] = owners[slot]

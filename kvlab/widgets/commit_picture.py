@@ -21,33 +21,32 @@ STRIPS = (
 BINS = 300  # columns of a strip
 
 
-class Picture:
-    """The pictures and their labels; :meth:`show` sends the browser only what differs."""
+def panels() -> Panels:
+    """The widget that shows what :func:`picture` returns."""
+    return Panels(width=WIDTH, height=HEIGHT)
 
-    def __init__(self):
-        self.widget = Panels(width=WIDTH, height=HEIGHT)
 
-    def show(self, layout, layer: int, states: dict, owners: dict[int, list[tuple[int, int]]]) -> None:
-        """Draw. ``owners``: for each slot that loc_2d names, its ``(request, row)`` pairs."""
-        rows = Rows(layout, layer, states, owners, ROWS["h"])
-        page = _busiest(rows)
-        pictures = [rows.picture(), *_strips(layout, layer, states, page)]
-        ticks, labels = rows.labels()
-        names = {"yticks": [[(i + 0.5) * LINES, words] for i, words in enumerate(_buffer_words(layout))]}
-        panels = [
-            {**ROWS, "xticks": [list(t) for t in zip(*rows.columns(), strict=True)]},
-            {**STRIPS[0], **names},
-            {**STRIPS[1], "title": f"of these, page {page} of layer {layer}, end to end"},
-        ]
-        panels[0]["yticks"] = [[(t + 0.5) * LINES, words] for t, words in zip(ticks, labels, strict=True)]
-        for panel, codes in zip(panels, pictures, strict=True):
-            panel["size"] = [codes.shape[1], codes.shape[0]]
-        self.widget.show(
-            panels=panels,
-            windows=[[0, codes.shape[1], 0, codes.shape[0]] for codes in pictures],
-            sources=[data_uri(palette_png(codes, COLORS)) for codes in pictures],
-            hover=rows.hover(),
-        )
+def picture(layout, layer: int, states: dict, owners: dict[int, list[tuple[int, int]]]) -> dict:
+    """What :meth:`Panels.show` takes. ``owners``: for each slot that loc_2d names, its ``(request, row)`` pairs."""
+    rows = Rows(layout, layer, states, owners, ROWS["h"])
+    page = _busiest(rows)
+    pictures = [rows.picture(), *_strips(layout, layer, states, page)]
+    ticks, labels = rows.labels()
+    names = {"yticks": [[(i + 0.5) * LINES, words] for i, words in enumerate(_buffer_words(layout))]}
+    places = [
+        {**ROWS, "xticks": [list(t) for t in zip(*rows.columns(), strict=True)]},
+        {**STRIPS[0], **names},
+        {**STRIPS[1], "title": f"of these, page {page} of layer {layer}, end to end"},
+    ]
+    places[0]["yticks"] = [[(t + 0.5) * LINES, words] for t, words in zip(ticks, labels, strict=True)]
+    for place, codes in zip(places, pictures, strict=True):
+        place["size"] = [codes.shape[1], codes.shape[0]]
+    return {
+        "panels": places,
+        "windows": [[0, codes.shape[1], 0, codes.shape[0]] for codes in pictures],
+        "sources": [data_uri(palette_png(codes, COLORS)) for codes in pictures],
+        "hover": rows.hover(),
+    }
 
 
 def _buffer_words(layout) -> list[str]:

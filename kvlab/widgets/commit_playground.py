@@ -14,7 +14,7 @@ from ..samples import load_trace
 from . import commit_presets as presets
 from .base import Explorer, with_first
 from .commit_code import pytest_code, python_code
-from .commit_picture import Picture, legend
+from .commit_picture import legend, panels, picture
 from .commit_rows import WORDS
 from .commit_run import Bench, Commit, proof
 from .slot_table import SlotTable
@@ -81,7 +81,7 @@ class CommitPlayground(Explorer):
             self.buttons[name] = button
         self.table = SlotTable()
         self.said = ipw.HTML()
-        self.picture = Picture()
+        self.picture = panels()
         self.proof = ipw.HTML(layout=ipw.Layout(min_height="56px"))
         self.watch(self.layout_box, self.format_box, self.layer_box, self.call_box)
         for box in (self.page_box, self.step_box, self.requests_box):
@@ -98,7 +98,7 @@ class CommitPlayground(Explorer):
             ipw.HBox(how, layout=row),
             ipw.HBox(what, layout=row),
             table,
-            self.picture.widget,
+            self.picture,
             ipw.HTML(SMALL.format(legend())),
             self.proof,
         ]
@@ -176,9 +176,12 @@ class CommitPlayground(Explorer):
             for w, slot in enumerate(slots):
                 owners.setdefault(slot, []).append((b, w))
         shown = (layout, state["layer"], outcome.states, owners)
-        self.picture.show(*shown)
-        self.said.value = SMALL.format(html.escape(self._words(state, outcome)))
-        self.proof.value = SMALL.format(html.escape(proof(outcome, commit, self.bench)))
+        drawn, said = picture(*shown), self._words(state, outcome)
+        proven = proof(outcome, commit, self.bench)
+        # sent together, after all of it is made: the browser would else paint the page once for each
+        self.picture.show(**drawn)
+        self.said.value = SMALL.format(html.escape(said))
+        self.proof.value = SMALL.format(html.escape(proven))
         self.outcome, self.fault = outcome, outcome.error
 
     def _commit(self, state: dict) -> Commit:

@@ -164,7 +164,8 @@ class Panels(anywidget.AnyWidget):
     export default { render };
     """
     _css = """
-    .kvlab-panels { position: relative; font: 12px/14px Arial, sans-serif; color: #000; background: #fff; }
+    .kvlab-panels { position: relative; font: 12px/14px Arial, sans-serif; color: #000; background: #fff;
+                    contain: strict; }
     .kvlab-panels:focus { outline: 2px solid #999; }
     .kvlab-panels div, .kvlab-panels img, .kvlab-marks { position: absolute; }
     .kvlab-panel { overflow: hidden; outline: 1px solid #999; cursor: crosshair; }
