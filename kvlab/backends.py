@@ -75,6 +75,21 @@ def reference_backend():
         _forced.pop()
 
 
+@contextmanager
+def one_thread():
+    """Run torch's CPU operations on one thread.
+
+    On small tensors a second one saves little, and where it shares its core with others, waiting for it takes ten times
+    as long as the work.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def operations(device: torch.device):
     """The module with the primitives for this device: :mod:`kvlab.kernels`, or :mod:`kvlab.reference`, its twin."""
     if backend(device) == "reference":

@@ -42,7 +42,7 @@ class KVPool:
 
     def __init__(self, layout: Layout, device=None):
         device = torch.device(device) if device is not None else default_device()
-        self._set(layout, {name: _zeros(size, device) for name, size in layout.buffers.items()})
+        self._set(layout, {name: zeroed(size, device) for name, size in layout.buffers.items()})
 
     def _set(self, layout: Layout, buffers: dict[str, torch.Tensor]) -> None:
         self.layout = layout
@@ -56,8 +56,13 @@ class KVPool:
         """Wrap the K/V tensors of a live engine, zero-copy; see :func:`kvlab.adopt.adopt_tensors`."""
         from .adopt import adopt_tensors
 
+        return cls.over(*adopt_tensors(k_tensors, v_tensors, k_scales, v_scales, head_major, page_size))
+
+    @classmethod
+    def over(cls, layout: Layout, buffers: dict[str, torch.Tensor]):
+        """A pool on buffers that exist already: 1-D uint8 tensors of the sizes that ``layout`` names, not checked."""
         pool = cls.__new__(cls)
-        pool._set(*adopt_tensors(k_tensors, v_tensors, k_scales, v_scales, head_major, page_size))
+        pool._set(layout, buffers)
         return pool
 
     def cells(self, field: str):
@@ -267,7 +272,7 @@ class KVPool:
         return f"KVPool on {self.device}\n{self.layout}"
 
 
-def _zeros(nbytes: int, device: torch.device) -> torch.Tensor:
+def zeroed(nbytes: int, device: torch.device) -> torch.Tensor:
     """Zeroed bytes. On a CPU numpy's: the system gives their memory when they are first written, torch's at once."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))

@@ -6,12 +6,11 @@ import datetime
 import gc
 import platform
 from collections.abc import Callable
-from contextlib import contextmanager
 from importlib import metadata
 
 import torch
 
-from ..backends import backend
+from ..backends import backend, one_thread
 from .cases import STEP, Case, cpu_cases, gpu_cases, traffic
 from .peers import peers
 from .timing import Cpu, Gpu, Times, copy_bandwidth, host_samples, measure
@@ -63,17 +62,6 @@ def run(cases: list[Case] | None = None, quick: bool = False, device=None, say: 
                 found["left_out"].append(f"{words_of(case)}: {str(error).splitlines()[0]}")
             gc.collect()  # a pool of the next size may need the memory of this one
     return found
-
-
-@contextmanager
-def one_thread():
-    """One thread for torch on the CPU: where cores are shared, waiting for a second one takes longer than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def facts(device, name: str) -> dict:

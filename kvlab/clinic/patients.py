@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ..backends import backend, default_device
 from ..builders import page_major, token_major
 from ..formats import MXFP8, quantize
 from ..geometry import Geometry
-from ..pool import KVPool
+from ..pool import KVPool, zeroed
 
 SMALL = Geometry(layers=2, heads=2, head_dim=64, page_size=4, pages=16)
 LOC = ((5, 6, 7, 8), (21, 22, 23, 24), (40, 41, 42, 43))
@@ -113,27 +112,24 @@ def _one_width(p: Patient) -> None:
         _store(p, name, x, row_dim, 1, row, 0)
 
 
-def _by_index(p: Patient) -> None:
+def _accepted(p: Patient) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows are within commit_lens, and their slots."""
     kept = (torch.arange(p.loc.shape[1], device=p.loc.device) < p.commit_lens[:, None]).reshape(-1)
-    slots = p.loc.reshape(-1)[kept].long()
+    return kept, p.loc.reshape(-1)[kept].long()
+
+
+def _by_index(p: Patient) -> None:
+    kept, slots = _accepted(p)
     p.pool.get_key_buffer(p.layer)[slots] = p.k[kept]
     p.pool.get_value_buffer(p.layer)[slots] = p.v[kept]
 
 
 def _elements_of_quantised_rows(p: Patient) -> None:
-    kept = (torch.arange(p.loc.shape[1], device=p.loc.device) < p.commit_lens[:, None]).reshape(-1)
-    page, offset = (x(p.loc.reshape(-1)[kept].long(), p.pool.layout.geometry.page_size) for x in (_div, _mod))
+    kept, slots = _accepted(p)
+    page_size = p.pool.layout.geometry.page_size
     for name, x in (("k", p.k), ("v", p.v)):
         elements, _ = quantize(x[kept].float(), p.pool.layout.format.rounding)
-        p.pool.view(name, p.layer).view(torch.uint8)[page, offset] = elements.view(torch.uint8)
-
-
-def _div(x, n):
-    return x // n
-
-
-def _mod(x, n):
-    return x % n
+        p.pool.view(name, p.layer).view(torch.uint8)[slots // page_size, slots % page_size] = elements.view(torch.uint8)
 
 
 def _scales_in_tiles(p: Patient) -> None:
@@ -216,10 +212,8 @@ def _case_7(n):
     words = "On a machine with much memory, rows of high slots never arrive. No error, no NaN."
     slots, heads, dim = 2_200_000, 8, 128
     nbytes = slots * heads * dim
-    # on a CPU the system gives zeroed memory when it is first written: this costs next to nothing
-    zeros = np.zeros if default_device().type == "cpu" else None
-    raw = torch.from_numpy(zeros(2 * nbytes, np.uint8)) if zeros else torch.zeros(2 * nbytes, dtype=torch.uint8)
-    raw = raw.to(default_device()).view(torch.float8_e4m3fn)
+    # on a CPU the system gives this memory when it is first written: it costs next to nothing
+    raw = zeroed(2 * nbytes, default_device()).view(torch.float8_e4m3fn)
     k, v = (x.view(slots, heads, dim) for x in (raw[nbytes:], raw[:nbytes]))
     return _made(n, KVPool.adopt([k], [v]), words, _large_pool, loc=((7, 2_100_001),), lens=(2,), layer=0)
 

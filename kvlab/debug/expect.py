@@ -89,8 +89,7 @@ def judge(pool, before: dict, after: dict, masks: dict, both_fills: bool, loc, g
         given_one, other = ("k", "v") if rows["v"] is None else ("v", "k")
         raise ValueError(f"expect: {given_one} is given and {other} is not; give both rows, or neither")
     if rows["k"] is not None:
-        right = KVPool.__new__(KVPool)
-        right._set(pool.layout, {name: x.clone() for name, x in before.items()})
+        right = KVPool.over(pool.layout, {name: x.clone() for name, x in before.items()})
         with reference_backend():
             right.commit(loc, rows["k"], rows["v"], **given, k_scale=rows["k_scale"], v_scale=rows["v_scale"])
     else:

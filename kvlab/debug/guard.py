@@ -95,8 +95,7 @@ class Guarded:
             self._guards[name] = {"before": before, "after": after[:guard_bytes]}
             for guard in self._guards[name].values():
                 guard.copy_(self._pattern)
-        self.pool = KVPool.__new__(KVPool)
-        self.pool._set(layout, buffers)
+        self.pool = KVPool.over(layout, buffers)
 
     def check(self) -> GuardReport:
         """Which guard bytes were overwritten since the pool was made; waits for a GPU to finish."""

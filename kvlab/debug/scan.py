@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ..backends import one_thread
 from ..formats import E8M0_NAN, MXFP8
 from ..pool import KVPool
 from .findings import Scan
 from .marks import Marks
 from .scale_rule import largest_elements
-from .survey import SPECIAL, Survey, elements, one_thread, scales, survey
+from .survey import SPECIAL, Survey, elements, scales, survey
 
 # An element of all ones is poison: no rounding makes this NaN. In E4M3 it is -NaN itself, so only whole heads count.
 ONES = {torch.bfloat16: -1, torch.float16: -1, torch.float32: -1, torch.float8_e5m2: 0xFF, torch.float8_e4m3fn: None}

@@ -6,7 +6,6 @@ Rows are read as integers, in chunks, through strided views: nothing of the pool
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,21 +43,6 @@ class Survey:
     def fill(self) -> np.ndarray:
         """Never written, as far as bytes can tell."""
         return self.zero | self.ones
-
-
-@contextmanager
-def one_thread():
-    """Run torch's CPU operations on one thread.
-
-    Chunks are small, so a second thread saves a quarter of the time at best. Where it shares its core with others,
-    waiting for it takes ten times as long as the work.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def survey(pool, name: str, layer: int, blocks: bool) -> Survey:

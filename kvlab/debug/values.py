@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..formats import BLOCK, E8M0_BIAS, E8M0_NAN, MXFP8, dequantize, format_name, payload_dtype
 from .ranges import FIELD_NAMES
 
@@ -18,28 +20,38 @@ def owner_words(layout, cell) -> str:
     )
 
 
-def formula(layout, cell) -> str:
-    """``4,352 = 0 + 2*2,112 (page) + …``: the sum that leads to a cell's byte, largest stride first."""
-    field, page_size, terms = layout.fields[cell.field], layout.geometry.page_size, []
+@dataclass(frozen=True)
+class Term:
+    """One product of the byte formula: what the digit is called, its value, and the bytes that a step moves."""
+
+    name: str
+    digit: int
+    stride: int
+
+
+def terms(field, cell, page_size: int) -> list[Term]:
+    """The products whose sum, with ``field.offset`` and the byte of the element, is the byte; largest stride first."""
+    out = []
     for coordinate, modes in field.modes.items():
         step = 1
-        for size, stride in modes:
-            name = (
-                coordinate
-                if len(modes) == 1
-                else f"{coordinate}//{step}%{size}"
-                if step > 1
-                else f"{coordinate}%{size}"
-            )
-            if coordinate == "slot" and len(modes) == 2 and modes[0][0] == page_size:
-                name = "offset" if step == 1 else "page"
-            if size > 1:
-                terms.append((stride, f"{getattr(cell, coordinate) // step % size}*{stride:,} ({name})"))
+        for digit, (size, stride) in enumerate(modes):
+            name = coordinate + f" // {step}" * (step > 1) + f" % {size}" * (digit < len(modes) - 1)
+            if coordinate == "slot" and len(modes) > 1 and page_size in (step, size):
+                name = f"{'page' if step == page_size else 'offset'}: {name}"
+            out.append(Term(name, getattr(cell, coordinate) // step % size, stride))
             step *= size
-    own = 0 if isinstance(field.buffer, tuple) else cell.layer
-    total = field.byte(own, cell.slot, cell.head, cell.dim) + cell.byte
-    words = [f"{field.offset:,}", *(w for _, w in sorted(terms, key=lambda t: -t[0]))]
-    return f"{total:,} = " + " + ".join([*words, *([f"{cell.byte} (byte of the element)"] if cell.byte else [])])
+    return sorted(out, key=lambda t: -t.stride)
+
+
+def formula(layout, cell) -> str:
+    """``20,682 = 0 + 1*4,096 (layer) + …``: the byte of a cell as plain text."""
+    field = layout.fields[cell.field]
+    parts = [f"{field.offset:,}"]
+    parts += [f"{t.digit}*{t.stride:,} ({t.name})" for t in terms(field, cell, layout.geometry.page_size)]
+    if cell.byte:
+        parts.append(f"{cell.byte} (byte of the element)")
+    own = 0 if not isinstance(field.buffer, str) else cell.layer
+    return f"{field.byte(own, cell.slot, cell.head, cell.dim) + cell.byte:,} = " + " + ".join(parts)
 
 
 def decoded(layout, buffers, cell) -> str:

@@ -5,6 +5,8 @@ Colour never stands alone: each owner also has a letter, and padding and the pad
 
 from __future__ import annotations
 
+from ..debug.ranges import FIELD_NAMES
+
 BLACK = "#000000"
 GREY = "#8a8a8a"
 WHITE = "#ffffff"
@@ -12,7 +14,7 @@ WHITE = "#ffffff"
 # Fields own bytes; the same field has the same hue everywhere.
 FIELDS = {"k": "#0072B2", "v": "#E69F00", "k_scale": "#009E73", "v_scale": "#CC79A7"}
 LETTERS = {"k": "K", "v": "V", "k_scale": "Ks", "v_scale": "Vs"}
-NAMES = {"k": "K", "v": "V", "k_scale": "K scale", "v_scale": "V scale"}
+NAMES = FIELD_NAMES
 
 # Neither hue is a field's, so a stripe is never read as data.
 PAD_SLOT = (GREY, "#4d4d4d")

@@ -12,6 +12,7 @@ import torch
 
 import kvlab
 from kvlab.backends import reference_backend
+from kvlab.debug.values import formula
 from kvlab.field import Field, nest
 from kvlab.formats import parse_format
 from kvlab.kernels.launch import record_launches
@@ -22,7 +23,7 @@ pytest.importorskip("plotly", reason="plotly is not installed")
 
 from kvlab.figures import owners
 from kvlab.widgets import LayoutExplorer, layout_pictures
-from kvlab.widgets.cell_words import formula, view_words
+from kvlab.widgets.cell_words import view_words
 from kvlab.widgets.layout_controls import FORMATS
 from kvlab.widgets.layout_explorer import BUILDERS
 from kvlab.widgets.sample_pool import sample_rows

@@ -3,46 +3,12 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
 
+from ..debug.values import owner_words, terms
 from ..figures import palette
 from ..formats import E8M0_BIAS, E8M0_NAN, format_name, payload_dtype
 
 TABLE = "border-collapse:collapse;font:13px monospace;line-height:20px;white-space:nowrap"
-
-
-@dataclass(frozen=True)
-class Term:
-    """One product of the byte formula: what the digit is called, its value, and the bytes that a step moves."""
-
-    name: str
-    digit: int
-    stride: int
-
-
-def terms(field, cell, page_size: int) -> list[Term]:
-    """The products whose sum, with ``field.offset`` and the byte of the element, is the byte; largest stride first."""
-    out = []
-    for coordinate, modes in field.modes.items():
-        step = 1
-        for digit, (size, stride) in enumerate(modes):
-            name = coordinate + f" // {step}" * (step > 1) + f" % {size}" * (digit < len(modes) - 1)
-            if coordinate == "slot" and len(modes) > 1 and page_size in (step, size):
-                name = f"{'page' if step == page_size else 'offset'}: {name}"
-            out.append(Term(name, getattr(cell, coordinate) // step % size, stride))
-            step *= size
-    return sorted(out, key=lambda t: -t.stride)
-
-
-def formula(layout, cell) -> str:
-    """``20,682 = 0 + layer 1*4,096 + …``: the byte of a cell as plain text."""
-    field = layout.fields[cell.field]
-    parts = [f"{field.offset:,} offset"]
-    parts += [f"{t.digit}*{t.stride:,} ({t.name})" for t in terms(field, cell, layout.geometry.page_size)]
-    if cell.byte:
-        parts.append(f"{cell.byte} (byte of the element)")
-    own = 0 if not isinstance(field.buffer, str) else cell.layer
-    return f"{field.byte(own, cell.slot, cell.head, cell.dim) + cell.byte:,} = " + " + ".join(parts)
 
 
 def formula_table(layout, cell, byte: int) -> str:
@@ -62,15 +28,6 @@ def formula_table(layout, cell, byte: int) -> str:
 
 def _row(words) -> str:
     return "".join(f"<td>{html.escape(w)}</td>" for w in words)
-
-
-def owner_words(cell) -> str:
-    """``K, layer 1, slot 11 (page 2, offset 3), head 1, dim 5``."""
-    unit = "block" if cell.field.endswith("_scale") else "dim"
-    return (
-        f"{palette.NAMES[cell.field]}, layer {cell.layer}, slot {cell.slot} (page {cell.page}, offset {cell.offset}), "
-        f"head {cell.head}, {unit} {cell.dim}"
-    )
 
 
 def view_words(layout, cell) -> list[str]:
@@ -158,7 +115,7 @@ def selection_words(layout, raw, cell, buffer: str, byte: int) -> str:
     if cell is None:
         lines.append("padding: no field reaches this byte, and no commit writes it")
     else:
-        lines.append(f"<b>{owner_words(cell)}</b>" + (f", byte {cell.byte} of it" if cell.byte else ""))
+        lines.append(f"<b>{owner_words(layout, cell)}</b>")
         lines += value_words(layout, raw, cell)
         if cell.slot == 0:
             lines.append("slot 0 is the padding sink: no commit writes it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 import torch
 
-from ..backends import backend, reference_backend
+from ..backends import backend, one_thread, reference_backend
 from ..debug.commit_data import STATES, classify, expected_mask
 from ..field import Axis
 from ..formats import payload_dtype
@@ -80,9 +80,7 @@ def payload_pool(pool: KVPool) -> KVPool:
     """The payload of ``pool`` as a pool without scales, on the same memory: what a scale-blind engine writes to."""
     layout, fields = pool.layout, {n: pool.layout.fields[n] for n in ("k", "v")}
     plain = Layout(layout.name, layout.geometry, payload_dtype(layout.format), fields, layout.buffers)
-    payload = KVPool(plain, pool.device)
-    payload.buffers.update(pool.buffers)
-    return payload
+    return KVPool.over(plain, pool.buffers)
 
 
 def twin_layout(layout: Layout) -> Layout:
@@ -113,7 +111,7 @@ class Bench:
     def run(self, commit: Commit) -> Outcome:
         """The reference first: it is the plain call on the plain layout, so what it refuses is refused in its words."""
         seconds, launches, error = 0.0, [], None
-        with _one_thread():
+        with one_thread():
             self._fill()
             try:
                 with reference_backend():
@@ -217,14 +215,3 @@ def _launches(device: torch.device):
 
 def _numpy(buffers) -> dict[str, np.ndarray]:
     return {n: x.cpu().numpy() for n, x in buffers.items()}
-
-
-@contextmanager
-def _one_thread():
-    """Tensors this small gain nothing from a second thread, and on a busy two-core machine wait 80 ms for it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
