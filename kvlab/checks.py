@@ -189,6 +189,13 @@ def no_duplicates(name: str, loc: torch.Tensor, written: torch.Tensor) -> None:
         )
 
 
+def chosen_ok(loc: torch.Tensor, commit_lens, row_mask, slots: int) -> None:
+    """The rows that a commit writes have slots of the pool, and each one of its own."""
+    chosen = selected(loc, commit_lens, row_mask)
+    slots_in_range("loc", loc, chosen, slots)
+    no_duplicates("loc", loc, chosen)
+
+
 def selected(loc: torch.Tensor, commit_lens, row_mask) -> torch.Tensor:
     """Bool ``(B, W)``: the rows that a commit addresses, padding left out."""
     chosen = loc > 0

@@ -123,9 +123,7 @@ class KVPool:
             self.layout.format, g, self.device, layer, layers, k, v, loc.numel(), k_scale, v_scale, check
         )
         if check:
-            chosen = checks.selected(loc, commit_lens, row_mask)
-            checks.slots_in_range("loc", loc, chosen, g.slots)
-            checks.no_duplicates("loc", loc, chosen)
+            checks.chosen_ok(loc, commit_lens, row_mask, g.slots)
         operations(self.device).commit_rows(self, first, loc, k, v, commit_lens, row_mask, k_scale, v_scale)
 
     def gather(self, loc, *, layer=None, dequantize: bool = True, k_scale=None, v_scale=None):

@@ -149,9 +149,7 @@ def _check(pool, loc, commit_lens, row_mask, layer) -> None:
         checks.commit_lens_ok(commit_lens, loc, given.dim(), True)
     if row_mask is not None:
         row_mask = checks.row_mask_2d(row_mask, loc, tuple(given.shape))
-    chosen = checks.selected(loc, commit_lens, row_mask)
-    checks.slots_in_range("loc", loc, chosen, g.slots)
-    checks.no_duplicates("loc", loc, chosen)
+    checks.chosen_ok(loc, commit_lens, row_mask, g.slots)
 
 
 def _first(layout, wrong: dict[str, np.ndarray], after: dict, right: dict) -> str:

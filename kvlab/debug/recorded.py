@@ -66,15 +66,10 @@ class Case:
         PageBytes(self.layout, self.pages).mark(mask, buffer)
         return mask
 
-    def replay(self, before: dict[str, torch.Tensor] | None = None) -> KVPool:
+    def replay(self) -> KVPool:
         """Run the recorded commit on a copy of ``before``, with the backend that is here, and return that pool.
 
         Nothing of the file is executed: the commit is kvlab's own, its arguments are the file's tensors.
-
-        Parameters
-        ----------
-        before : dict of buffer to uint8 tensor, optional
-            Other bytes to commit into than the recorded ones.
 
         Raises
         ------
@@ -89,7 +84,7 @@ class Case:
                 f"{self.path}: no commit to replay, the case holds no {', '.join(missing)}; save it with them"
             )
         pool = KVPool(self.layout)
-        for name, buffer in (before or self.before.buffers).items():
+        for name, buffer in self.before.buffers.items():
             pool.buffers[name].copy_(buffer)
         call = {name: getattr(self, name) for name in CALL}
         call = {name: x.to(pool.device) if isinstance(x, torch.Tensor) else x for name, x in call.items()}
